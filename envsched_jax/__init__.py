@@ -1,0 +1,41 @@
+"""Environment-aware scheduling of agent rollouts: which (environment, task) pairs still teach, on the accelerator."""
+
+from envsched_jax.graph import Index
+from envsched_jax.graph import build as build_graph
+from envsched_jax.pool import PoolError, Record, Verifier, read_jsonl, write_jsonl
+from envsched_jax.schedulers import RECIPES
+from envsched_jax.schedulers import make as make_scheduler
+from envsched_jax.types import (
+    EDGE_KINDS,
+    Batch,
+    Belief,
+    Graph,
+    History,
+    Outcome,
+    Scheduler,
+    SchedulerState,
+    Status,
+    is_valid,
+)
+
+__all__ = [
+    "Batch",
+    "Belief",
+    "EDGE_KINDS",
+    "Graph",
+    "History",
+    "Index",
+    "Outcome",
+    "PoolError",
+    "RECIPES",
+    "Record",
+    "Scheduler",
+    "SchedulerState",
+    "Status",
+    "Verifier",
+    "build_graph",
+    "is_valid",
+    "make_scheduler",
+    "read_jsonl",
+    "write_jsonl",
+]

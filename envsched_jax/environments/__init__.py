@@ -1,0 +1,1 @@
+"""Environments as pure functions on one item; the rollout engine batches them."""

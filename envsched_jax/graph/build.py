@@ -1,0 +1,275 @@
+"""Builds the dual-relation graph of a pool; the only module that imports jraph."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+
+from envsched_jax.graph import features, knn, patterns
+from envsched_jax.pool.records import Record, check_pool
+from envsched_jax.types import EDGE_KINDS, Edges, Globals, Graph, Key, Nodes
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Tells nodes and environments by name.
+
+    Attributes:
+      task_ids: in node order.
+      env_ids: in environment order.
+      record: i64[n], the position of each node's record in the list that the graph was built from.
+      capacity: N of the graph.
+      env_capacity: E of the graph.
+    """
+
+    task_ids: tuple[str, ...]
+    env_ids: tuple[str, ...]
+    record: np.ndarray
+    capacity: int = 0
+    env_capacity: int = 0
+
+    def node_of(self, task_id: str) -> int:
+        """Returns the node of a task; raises KeyError if the graph has none."""
+        return self._nodes[task_id]
+
+    @cached_property
+    def _nodes(self) -> dict[str, int]:
+        return {task_id: node for node, task_id in enumerate(self.task_ids)}
+
+
+def bucket(n: int) -> int:
+    """Returns the capacity for n rows: at least n, at least 8, at most a quarter more than needed beyond 32."""
+    step = max(8, 1 << max(0, n.bit_length() - 3))
+    return max(1, -(-n // step)) * step
+
+
+def build(
+    records: Sequence[Record],
+    *,
+    k: int = 16,
+    num_patterns: int = 32,
+    feature_dim: int = 64,
+    seed: int = 0,
+    capacity: int | None = None,
+    env_capacity: int | None = None,
+    keep: Index | None = None,
+) -> tuple[Graph, Index]:
+    """Builds the graph of a pool, on the host.
+
+    Nodes are numbered by domain, environment and task_id, environments by domain and env_id. Edge ``s * N + i`` is slot
+    s of receiver i, best candidate first: slots 0..K-1 in its own environment (near-duplicates, then by the mean of all
+    within similarities), slots K..2K-1 in other environments (by topology and reward). Slots without a candidate and
+    padded rows hold the receiver itself under a false mask. Two graphs of the same set of records differ in numbering
+    only, whatever their order, capacity or ``keep``.
+
+    Args:
+      records: the pool.
+      k: neighbours per relation, K.
+      num_patterns: P, the most interaction patterns.
+      feature_dim: D, the size of the node features behind the similarity penalty.
+      seed: of the projections, the patterns' starts and the breaking of ties.
+      capacity: N; by default that of ``keep`` if the tasks fit, else ``bucket`` of their number.
+      env_capacity: E, likewise.
+      keep: the index of an earlier graph of a subset of these tasks: tasks and environments keep their numbers, new
+        ones come after them. While both capacities last, nothing compiled for the earlier graph is compiled again.
+
+    Returns:
+      The graph, a ``jraph.GraphsTuple``, and its index.
+
+    Raises:
+      PoolError: the pool is empty, a task_id is there twice, or embeddings differ in length.
+      ValueError: a capacity is too small, a size is not positive, or a task of ``keep`` has no record.
+    """
+    check_pool(records, "records")
+    if min(k, num_patterns, feature_dim) < 1:
+        raise ValueError(f"k={k}, num_patterns={num_patterns}, feature_dim={feature_dim}: expected at least 1 each")
+    order = _canonical(records)
+    tasks = [records[i] for i in order]
+    index = _number(tasks, order, keep)
+    size = _capacity("capacity", capacity, len(tasks), "tasks", keep.capacity if keep else 0)
+    envs = _capacity("env_capacity", env_capacity, len(index.env_ids), "environments", keep.env_capacity if keep else 0)
+    index = Index(index.task_ids, index.env_ids, index.record, size, envs)
+
+    node = np.array([index.node_of(t.task_id) for t in tasks])  # canonical position -> node
+    env_number = {env_id: i for i, env_id in enumerate(index.env_ids)}
+    env = np.array([env_number[t.env_id] for t in tasks], np.int32)
+    uid = np.array([task_uid(t.task_id) for t in tasks], np.uint32)
+    rows = features.extract(tasks, feature_dim, seed)
+    pattern = patterns.cluster(rows.execution, uid, num_patterns, seed)
+    group = _groups(tasks)
+
+    positions, valid = _candidates(rows, env, uid, group, k, seed)
+    similarity = _similarity(rows, group, positions, k)
+    senders = np.tile(np.arange(size, dtype=np.int32), (2 * k, 1))
+    senders[:, node] = np.where(valid, node[positions], node[None, :])
+    mask = np.zeros((2 * k, size), bool)
+    mask[:, node] = valid
+    table = np.zeros((2 * k, size, len(EDGE_KINDS)), np.float32)
+    table[:, node] = np.where(valid[:, :, None], similarity, 0.0)
+    nodes = Nodes(
+        mask=_rows(size, node, np.ones(len(tasks), bool)),
+        env=_rows(size, node, env),
+        pattern=_rows(size, node, pattern),
+        uid=_rows(size, node, uid),
+        feature=_rows(size, node, rows.node),
+    )
+    _validate(senders, mask, nodes, k)
+    graph = jraph.GraphsTuple(
+        nodes=nodes,
+        edges=Edges(similarity=jnp.asarray(table.reshape(-1, len(EDGE_KINDS))), mask=jnp.asarray(mask.reshape(-1))),
+        senders=jnp.asarray(senders.reshape(-1)),
+        receivers=jnp.asarray(np.tile(np.arange(size, dtype=np.int32), 2 * k)),
+        globals=Globals(
+            env_mask=jnp.asarray(np.isin(np.arange(envs), env)),
+            pattern_mask=jnp.asarray(np.isin(np.arange(num_patterns), pattern)),
+        ),
+        n_node=jnp.asarray([size], dtype=jnp.int32),
+        n_edge=jnp.asarray([2 * k * size], dtype=jnp.int32),
+    )
+    return cast(Graph, graph), index
+
+
+def rewire(key: Key, graph: Graph) -> Graph:
+    """Returns the graph with random senders: the null model of "the graph helps".
+
+    Every receiver keeps its number of edges and their similarities in each relation; its senders become different
+    random tasks of the same relation (same environment, or another one). Draws depend on the key and the uids only.
+
+    Args:
+      key: consumed.
+      graph: any graph of ``build``.
+    """
+    n = graph.nodes.mask.shape[0]
+    padded = -(-n // knn.BLOCK) * knn.BLOCK
+    slots = graph.senders.shape[0] // n
+    width = max(padded, slots // 2)
+    mask, env, uid = (jnp.pad(a, (0, width - n)) for a in (graph.nodes.mask, graph.nodes.env, graph.nodes.uid))
+    nothing = jnp.zeros((0, width), jnp.float32)
+    points = knn.Points(mask, env, uid, jnp.full_like(env, -1), nothing, nothing, nothing, nothing)
+    start = jnp.zeros(width // knn.BLOCK, jnp.int32)
+    senders = []
+    for salt, score in zip(jax.random.bits(key, (2,), jnp.uint32), (knn.any_within, knn.any_cross), strict=True):
+        senders.append(knn.nearest(score, points, start, salt, k=slots // 2, width=width)[0][:n].T)
+    table = jnp.where(graph.edges.mask, jnp.concatenate(senders).reshape(-1), graph.receivers)
+    return cast(Graph, cast(jraph.GraphsTuple, graph)._replace(senders=table))
+
+
+def task_uid(task_id: str) -> int:
+    """Returns the u32 that stands for a task in all random draws: BLAKE2b of its name."""
+    return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=4).digest(), "little")
+
+
+def _canonical(records: Sequence[Record]) -> list[int]:
+    """Orders records by environment (its first domain, then its name), then domain, then task_id."""
+    first: dict[str, str] = {}
+    for r in records:
+        first[r.env_id] = min(first.get(r.env_id, r.domain or ""), r.domain or "")
+
+    def place(i: int) -> tuple[str, str, str, str]:
+        r = records[i]
+        return first[r.env_id], r.env_id, r.domain or "", r.task_id
+
+    return sorted(range(len(records)), key=place)
+
+
+def _number(tasks: Sequence[Record], order: Sequence[int], keep: Index | None) -> Index:
+    old_tasks, old_envs = (keep.task_ids, keep.env_ids) if keep else ((), ())
+    position = {t.task_id: i for t, i in zip(tasks, order, strict=True)}
+    lost = [task_id for task_id in old_tasks if task_id not in position]
+    if lost:
+        raise ValueError(f"keep: {len(lost)} of its tasks have no record, the first is {lost[0]!r}: expected them all")
+    task_ids = tuple(dict.fromkeys((*old_tasks, *position)))
+    env_ids = tuple(dict.fromkeys((*old_envs, *(t.env_id for t in tasks))))
+    return Index(task_ids, env_ids, np.array([position[t] for t in task_ids], np.int64))
+
+
+def _capacity(name: str, given: int | None, need: int, what: str, kept: int) -> int:
+    if given is None:
+        return kept if need <= kept else bucket(need)
+    if given < need:
+        raise ValueError(f"{name}={given}: expected room for {need} {what}")
+    return given
+
+
+def _groups(tasks: Sequence[Record]) -> np.ndarray:
+    number: dict[str, int] = {}
+    ids = [-1 if t.group_id is None else number.setdefault(t.group_id, len(number)) for t in tasks]
+    return np.array(ids, np.int32)
+
+
+def _candidates(
+    rows: features.Features, env: np.ndarray, uid: np.ndarray, group: np.ndarray, k: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns canonical positions i64[2K, n] of the neighbours and which of them exist."""
+    n = len(env)
+    size = -(-max(n, k) // knn.BLOCK) * knn.BLOCK
+
+    def column(*parts: np.ndarray) -> jax.Array:
+        joined = np.concatenate(parts, axis=-1).T
+        return jnp.asarray(np.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - n)]))
+
+    points = knn.Points(
+        mask=column(np.ones(n, bool)),
+        env=column(env),
+        uid=column(uid),
+        group=column(group),
+        semantics=column(rows.semantics),
+        tools=column(rows.tools),
+        other=column(rows.state, rows.verifier),
+        shape=column(rows.execution, rows.reward),
+    )
+    # Environments are contiguous here: a block needs only those that it touches.
+    edges = np.flatnonzero(np.r_[True, env[1:] != env[:-1], True])
+    first = np.arange(0, n, knn.BLOCK)
+    start = edges[np.searchsorted(edges, first, side="right") - 1]
+    stop = edges[np.searchsorted(edges, np.minimum(first + knn.BLOCK, n), side="left")]
+    width = min(size, -(-max(int((stop - start).max()), k) // knn.BLOCK) * knn.BLOCK)
+    start = np.minimum(np.pad(start, (0, size // knn.BLOCK - len(start))), size - width).astype(np.int32)
+    salt = jnp.asarray(seed % 2**32, jnp.uint32)
+    found = [
+        knn.nearest(knn.within_score, points, jnp.asarray(start), salt, k=k, width=width),
+        knn.nearest(knn.cross_score, points, jnp.zeros_like(start), salt, k=k, width=size),
+    ]
+    positions = np.concatenate([np.asarray(p)[:n].T for p, _ in found])
+    return positions, np.concatenate([np.asarray(v)[:n].T for _, v in found])
+
+
+def _similarity(rows: features.Features, group: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray:
+    """Returns f32[2K, n, S] in the order of EDGE_KINDS, in [0, 1]."""
+
+    def inner(x: np.ndarray, sender: np.ndarray) -> np.ndarray:
+        return np.clip(np.einsum("nd,nd->n", x, x[sender]), 0.0, 1.0)
+
+    out = np.zeros((*positions.shape, len(EDGE_KINDS)), np.float32)
+    for slot, sender in enumerate(positions):
+        if slot >= k:
+            out[slot, :, 5:] = np.stack([inner(rows.execution, sender), inner(rows.reward, sender)], axis=1)
+            continue
+        semantics, tools = inner(rows.semantics, sender), inner(rows.tools, sender)
+        twin = (group >= 0) & (group == group[sender]) | (semantics >= knn.NEAR) & (tools >= knn.NEAR)
+        kinds = [semantics, tools, inner(rows.state, sender), inner(rows.verifier, sender), twin]
+        out[slot, :, :5] = np.stack(kinds, axis=1)
+    return out
+
+
+def _rows(size: int, node: np.ndarray, values: np.ndarray) -> jax.Array:
+    out = np.zeros((size, *values.shape[1:]), values.dtype)
+    out[node] = values
+    return jnp.asarray(out)
+
+
+def _validate(senders: np.ndarray, mask: np.ndarray, nodes: Nodes, k: int) -> None:
+    """Gathers from this table are not checked on the device, so it is checked here once."""
+    receivers = np.arange(senders.shape[1])[None, :]
+    env = np.asarray(nodes.env)
+    same = env[senders] == env[receivers]
+    relation = np.arange(2 * k)[:, None] < k
+    ok = np.asarray(nodes.mask)[senders] & (senders != receivers) & (same == relation)
+    if senders.min() < 0 or senders.max() >= senders.shape[1] or not ok[mask].all():
+        raise ValueError("graph: an edge leaves its relation, leads to padding or points outside of the nodes")

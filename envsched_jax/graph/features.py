@@ -1,0 +1,261 @@
+"""What a record says about its task, as rows of numbers whose inner products are similarities.
+
+Everything here is host code in NumPy and depends on the set of records only, not on their order once sorted. Rows have
+norm at most 1 and, but for the text, no negative entries, so inner products lie in [0, 1]. They lie on a grid of
+2**-10: products and sums of products are then exact in float32 (and in TF32 products) in any order of summation, so
+equal tasks tie exactly on every device and in every block.
+"""
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from envsched_jax.pool.records import Record
+
+TEXT_DIM = 256  # of the text sketch behind the edges; Features.node is narrower
+_BUCKETS = 1 << 14
+_MAX_COLUMNS = 512
+_GRID = 2.0**10
+_QUERY = frozenset(
+    "browse calculate check compare compute count describe detail details diff display download estimate fetch filter "
+    "find get grep head inspect is list load lookup ls open peek preview print pwd query read retrieve scan search "
+    "select show sort stat status summarize tail think validate verify view wc cat du calc math".split()
+)
+# Verbs of change decide only when they come before a word above, as in `set_status`; an unknown verb changes, too.
+_CHANGE = frozenset(
+    "add append assign book cancel close create delete edit exchange fill make modify move post purchase put register "
+    "remove rename reset resolve return send set start stop submit toggle transfer update upload write".split()
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+class Features(NamedTuple):
+    """One row per record, float32; see the module for what inner products mean."""
+
+    semantics: np.ndarray  # f32[n, TEXT_DIM or the embedding's], may be negative
+    tools: np.ndarray  # f32[n, *]
+    state: np.ndarray  # f32[n, *], zero where the record names no state
+    verifier: np.ndarray  # f32[n, *], zero where the record has no verifier
+    execution: np.ndarray  # f32[n, *], squared norm = the share of the topology that is known
+    reward: np.ndarray  # f32[n, *], likewise
+    node: np.ndarray  # f32[n, D], unit rows of semantics, tools and execution together, not on the grid
+
+
+def extract(records: Sequence[Record], feature_dim: int, seed: int) -> Features:
+    """Computes all features of a pool.
+
+    Args:
+      records: a checked pool.
+      feature_dim: D, the size of ``Features.node``.
+      seed: of the random projections.
+
+    Returns:
+      The features, row i for record i.
+    """
+    semantics = _unit(_embeddings(records, seed) if _all_embedded(records) else text_sketch(records, seed))
+    used = [_counts(r.gt_actions) for r in records]
+    tools = _blocks([(0.7, multi_hot(used)), (0.3, multi_hot([_counts(r.tools_available) for r in records]))])
+    state = _unit(multi_hot([_state(r) for r in records]))
+    verifier = _unit(multi_hot([_verifier(r) for r in records], weighted=False))
+    execution, reward = _execution(records), _reward(records)
+    # Each part counts by its squared norm: meaning most, then tools and shape.
+    joint = np.concatenate([semantics * 0.5**0.5, _unit(tools) * 0.5, _unit(execution) * 0.5], axis=1)
+    node = _unit(project(joint, feature_dim, seed + 1))
+    parts = (semantics, _unit(tools), state, verifier, execution, reward)
+    return Features(*[*map(_on_grid, parts), node.astype(np.float32)])
+
+
+def text_sketch(records: Sequence[Record], seed: int) -> np.ndarray:
+    """Returns f64[n, TEXT_DIM]: TF-IDF with sublinear counts, hashed and projected at random.
+
+    Word w of text t weighs ``(1 + log count) * (1 + log((1 + n) / (1 + df)))``, df over hash buckets. The projection
+    of the buckets is by random signs: Achlioptas, "Database-friendly random projections", 2003.
+    """
+    bags = [_bag(r.text) for r in records]
+    df = np.zeros(_BUCKETS)
+    for buckets, _ in bags:
+        df[buckets] += 1
+    idf = 1 + np.log((1 + len(records)) / (1 + df))
+    signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (_BUCKETS, TEXT_DIM))
+    rows = [(idf[b] * (1 + np.log(c))).astype(np.float32) @ signs[b] for b, c in bags]
+    return np.stack(rows).astype(np.float64)
+
+
+def multi_hot(
+    bags: Sequence[Mapping[str, float]], *, weighted: bool = True, max_columns: int = _MAX_COLUMNS
+) -> np.ndarray:
+    """Returns unit rows f64[n, C], one column per name: sublinear count times inverse document frequency.
+
+    Pools with more names than columns share columns by hash, which adds a little similarity and takes none. C is a
+    multiple of 64, so that the kernels compile for few shapes. An empty bag is a zero row.
+
+    Args:
+      bags: per record, name to count.
+      weighted: whether rare names weigh more.
+      max_columns: a multiple of 64.
+    """
+    names = sorted({name for bag in bags for name in bag})
+    few = len(names) <= max_columns
+    column = {name: i if few else zlib.crc32(name.encode()) % max_columns for i, name in enumerate(names)}
+    df = Counter(name for bag in bags for name in bag)
+    out = np.zeros((len(bags), -(-max(1, min(len(names), max_columns)) // 64) * 64))
+    for i, bag in enumerate(bags):
+        for name, count in sorted(bag.items()):
+            rarity = 1 + np.log((1 + len(bags)) / (1 + df[name])) if weighted else 1.0
+            out[i, column[name]] += np.log1p(count) * rarity
+    return _unit(out)
+
+
+def roles(record: Record) -> list[str]:
+    """Returns the abstract role of every reference action: two letters, free of names.
+
+    ``q`` asks and ``c`` changes, by the first known verb in the name; a solution that writes no state only asks, and
+    one that writes some changes something, at the latest in its last action. Then ``n`` for a tool's first use, ``s``
+    for the same tool as just before, ``a`` for a tool used earlier.
+    """
+    actions = record.gt_actions or ()
+    asks = [next((w in _QUERY for w in _words(a) if w in _QUERY or w in _CHANGE), False) for a in actions]
+    if record.state_writes is not None and actions:
+        if not record.state_writes:
+            asks = [True] * len(actions)
+        elif all(asks):
+            asks[-1] = False
+    out = []
+    for i, (action, ask) in enumerate(zip(actions, asks, strict=True)):
+        use = "s" if i and actions[i - 1] == action else "a" if action in actions[:i] else "n"
+        out.append(("q" if ask else "c") + use)
+    return out
+
+
+def project(rows: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Returns a random projection f64[n, size] of the rows, by signs; inner products stay in expectation."""
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (rows.shape[1], size))
+    return rows @ signs / np.sqrt(size)
+
+
+def _words(name: str) -> list[str]:
+    return [w.lower() for w in _WORD.findall(name)]
+
+
+def _bag(text: str) -> tuple[np.ndarray, np.ndarray]:
+    words = Counter(zlib.crc32(w.encode()) % _BUCKETS for w in re.findall(r"\w+", text.lower()))
+    buckets = sorted(words)  # a fixed order of summation
+    return np.array(buckets, np.int64), np.array([words[b] for b in buckets], np.float64)
+
+
+def _counts(names: Sequence[str] | None) -> Counter[str]:
+    # An empty set is something that two tasks can share; an unknown one is not.
+    return Counter() if names is None else Counter(names) or Counter({"": 1})
+
+
+def _state(record: Record) -> dict[str, float]:
+    reads, writes = record.state_reads, record.state_writes
+    bag = {f"read {n}": 0.5 for n in reads or ()} | {f"write {n}": 1.0 for n in writes or ()}
+    return bag or ({} if reads is None and writes is None else {"": 1.0})
+
+
+def _verifier(record: Record) -> dict[str, float]:
+    v = record.verifier
+    if v is None:
+        return {}
+    bag = {f"kind {v.kind}": 2.0}
+    if v.n_checks is not None:
+        bag[f"checks {v.n_checks.bit_length()}"] = 1.0
+    if v.partial is not None:
+        bag[f"partial {v.partial}"] = 1.0
+    return bag
+
+
+def _execution(records: Sequence[Record]) -> np.ndarray:
+    """Abstract execution topology, f64[n, *]: what is unknown leaves its block zero."""
+    shapes = [_shape(r) for r in records]
+    grams = multi_hot([s.grams for s in shapes], weighted=False, max_columns=128)
+    numbers = np.array([s.numbers for s in shapes], np.float64)  # NaN: unknown
+    turns, steps, per_turn, asking, depth, repetition, fan_in = numbers.T
+    return _blocks(
+        [
+            (0.15, _soft_log(turns)),
+            (0.20, _soft_log(steps)),
+            (0.05, _soft_log(per_turn)),
+            (0.15, _soft(asking * 4, 5)),
+            (0.25, grams),
+            (0.08, _soft_log(depth)),
+            (0.06, _soft(repetition * 4, 5)),
+            (0.06, _soft_log(fan_in)),
+        ]
+    )
+
+
+class _Shape(NamedTuple):
+    grams: Mapping[str, float]
+    numbers: tuple[float, ...]
+
+
+def _shape(record: Record) -> _Shape:
+    turns = np.nan if record.n_turns is None else float(record.n_turns)
+    if record.gt_actions is None:
+        return _Shape({}, (turns, *[np.nan] * 6))
+    path = roles(record)
+    padded = ["^", *path, "$"]
+    grams: Counter[str] = Counter(path)
+    for n in (2, 3):
+        grams.update(" ".join(padded[i : i + n]) for i in range(len(padded) - n + 1))
+    kinds = [r[0] for r in path]
+    steps = len(path)
+    asking = kinds.count("q") / steps if steps else np.nan
+    # Depth: how often a change follows an answer; fan-in: the most answers in a row that flow into one change.
+    depth = sum(a == "q" and b == "c" for a, b in pairwise(kinds))
+    fan_in = max((len(run) for run in re.findall(r"(q+)c", "".join(kinds))), default=0)
+    repetition = sum(r[1] != "n" for r in path) / steps if steps else np.nan
+    return _Shape(grams, (turns, steps, steps / max(turns, 1.0), asking, depth, repetition, fan_in))
+
+
+def _reward(records: Sequence[Record]) -> np.ndarray:
+    """Reward topology, f64[n, *]: number of checks, all or nothing, at the end or step by step."""
+    checks, partial, stepwise = np.full((3, len(records)), np.nan)
+    for i, v in enumerate(r.verifier for r in records):
+        if v is None:
+            continue
+        stepwise[i] = bool({"turn", "step", "stepwise"} & set(_words(v.kind)))
+        checks[i] = np.nan if v.n_checks is None else v.n_checks
+        partial[i] = np.nan if v.partial is None else v.partial
+    return _blocks([(0.5, _soft_log(checks)), (0.25, _soft(partial, 2)), (0.25, _soft(stepwise, 2))])
+
+
+def _soft_log(x: np.ndarray) -> np.ndarray:
+    """Soft bins of a count, two per doubling: 1 + 2 log2 in steps, so that 2 and 3 are near and 2 and 20 are not."""
+    return _soft(2 * np.log2(1 + x), 16)
+
+
+def _soft(x: np.ndarray, bins: int) -> np.ndarray:
+    """Returns unit rows f64[n, bins], the weight shared between the two nearest of bins 0..bins-1; NaN gives zeros."""
+    distance = np.abs(np.clip(x, 0, bins - 1)[:, None] - np.arange(bins)[None, :])
+    return _unit(np.nan_to_num(np.maximum(0.0, 1.0 - distance)))
+
+
+def _blocks(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
+    """Joins unit (or zero) rows so that the inner product is the weighted sum of theirs."""
+    return np.concatenate([np.sqrt(weight) * rows for weight, rows in parts], axis=1)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    norm = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(norm > 0, norm, 1.0)
+
+
+def _on_grid(rows: np.ndarray) -> np.ndarray:
+    return (np.round(rows * _GRID) / _GRID).astype(np.float32)
+
+
+def _all_embedded(records: Sequence[Record]) -> bool:
+    return all(r.embedding is not None for r in records)
+
+
+def _embeddings(records: Sequence[Record], seed: int) -> np.ndarray:
+    rows = _unit(np.array([r.embedding for r in records], np.float64))
+    return rows if rows.shape[1] <= TEXT_DIM else project(rows, TEXT_DIM, seed)

@@ -1,0 +1,67 @@
+"""Interaction patterns: clusters of abstract execution topology, independent of the environment."""
+
+import numpy as np
+
+_ROUNDS = 20
+
+
+def cluster(rows: np.ndarray, uid: np.ndarray, num_patterns: int, seed: int) -> np.ndarray:
+    """Clusters rows by k-means (Lloyd) from k-means++ starts (Arthur and Vassilvitskii, 2007).
+
+    The random draws depend on ``uid`` and ``seed`` only, so the same set of tasks has the same clusters in any order,
+    up to the rounding of sums.
+
+    Args:
+      rows: f32[n, C].
+      uid: u32[n].
+      num_patterns: the most clusters; there are fewer if fewer rows differ.
+      seed: of the draws.
+
+    Returns:
+      pattern i32[n], numbered by size, largest first, ties by the smallest uid.
+    """
+    # Tasks with equal topology are one weighted point: they stay together, and there are far fewer points.
+    points, member, weight = np.unique(rows.astype(np.float64), axis=0, return_inverse=True, return_counts=True)
+    smallest = np.full(len(points), np.iinfo(np.uint32).max, np.uint32)
+    np.minimum.at(smallest, member, uid)
+    centres = _start(points, weight, smallest, min(num_patterns, len(points)), seed)
+    label = _nearest(points, centres)
+    for _ in range(_ROUNDS):
+        share = np.zeros((len(centres), len(points)))
+        share[label, np.arange(len(points))] = weight
+        mass = share.sum(axis=1, keepdims=True)
+        centres = np.where(mass > 0, share @ points / np.maximum(mass, 1.0), centres)
+        previous, label = label, _nearest(points, centres)
+        if np.array_equal(previous, label):
+            break
+    size = np.bincount(label, weight, minlength=len(centres))
+    first = np.full(len(centres), np.iinfo(np.uint32).max, np.uint32)
+    np.minimum.at(first, label, smallest)
+    number = np.empty(len(centres), np.int32)
+    number[np.lexsort((first, -size))] = np.arange(len(centres))
+    return number[label[member]]
+
+
+def _start(points: np.ndarray, weight: np.ndarray, uid: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Draws starts in proportion to weight times squared distance to the starts so far (Gumbel maximum per uid)."""
+    distance, chosen = np.ones(len(points)), []
+    for draw in range(count):
+        with np.errstate(divide="ignore"):
+            key = np.log(weight * distance) - np.log(-np.log(_uniform(uid, seed, draw)))
+        chosen.append(int(np.lexsort((uid, -key))[0]))
+        gap = ((points - points[chosen[-1]]) ** 2).sum(axis=1)
+        distance = gap if draw == 0 else np.minimum(distance, gap)
+    return points[chosen]
+
+
+def _uniform(uid: np.ndarray, seed: int, draw: int) -> np.ndarray:
+    """Returns numbers in (0, 1), one per uid: SplitMix64 of (seed, draw, uid)."""
+    salt = (seed * 0x9E3779B97F4A7C15 + draw * 0xD1B54A32D192ED03) % 2**64
+    x = uid.astype(np.uint64) ^ np.uint64(salt)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return ((x >> np.uint64(32)).astype(np.float64) + 0.5) / 2**32
+
+
+def _nearest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    return np.argmin((centres**2).sum(axis=1)[None, :] - 2 * points @ centres.T, axis=1)

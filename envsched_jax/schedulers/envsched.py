@@ -1,0 +1,203 @@
+"""The recipe of this library: a belief from own records, environments and the graph; value; quotas; a draw."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envsched_jax.belief import diffusion, environment
+from envsched_jax.belief.environment import Moments
+from envsched_jax.schedulers import common
+from envsched_jax.select import greedy, quota, sample, value
+from envsched_jax.types import EDGE_KINDS, Batch, Belief, Graph, Key, Outcome, Scheduler, SchedulerState
+
+EXPLORE, EXPLOIT = 0, 1  # streams of random numbers within one call of select
+TIE = 1e-4  # size of the random part that breaks ties in the greedy selection
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set about ``envsched``.
+
+    The defaults follow a closed-loop prototype (2,344 tasks in 48 environments, B = 64, G = 8): draws by the cube of
+    the value, coverage of 0.3 in all, about a tenth of the batch per environment, records that fade over 30 steps.
+
+    Attributes:
+      batch_size: B, tasks per step.
+      group_size: G, rollouts per task.
+      belief: 'diffusion' (own record, environment and graph), 'no_graph' (without the graph: nu = 0) or 'env_mean'
+        (environment means alone).
+      informative: how P(informative) is believed: 'beta' for binary rewards, 'share' for any others.
+      value: 'p_informative' or 'variance'.
+      select: 'sample' or 'greedy'.
+      power: of the value in the draw, for 'sample'; 0 is uniform.
+      eta: weight of the similarity penalty, for 'greedy'.
+      shortlist: tasks looked at by 'greedy'.
+      explore_share: share of the batch, rounded up, drawn evenly over environments and patterns whatever is believed.
+      coverage: weights of the novelty of environment, pattern and task, beside a value between 0 and 1.
+      quota: 'none', 'uniform', 'proportional', 'weights' or 'cap'.
+      quota_weights: for 'weights', one per environment in order of index.
+      quota_cap: for 'cap', the most tasks of one environment in a batch; None is a tenth of the batch, rounded up.
+      gamma: discount of records per step; 0.97 is a memory of about 30 steps.
+      nu: the most rollouts that the neighbours count for; None is one group.
+      c: rollouts that the environment's mean counts for.
+      prior: mean, variance and share of informative groups before any record, c rollouts strong; a pass rate that is
+        Beta(1/2, 1/2) in groups of 8.
+      restart: share of a record that stays at its task in each round of diffusion; at 1/2 neighbours and neighbours
+        of neighbours weigh the same.
+      mix: share of the within relation.
+      rounds: of diffusion, at most 2.
+      kind_weights: how much each of ``types.EDGE_KINDS`` counts; near-duplicates tell most about each other.
+    """
+
+    batch_size: int
+    group_size: int
+    belief: str = "diffusion"
+    informative: str = "beta"
+    value: str = "p_informative"
+    select: str = "sample"
+    power: float = 3.0
+    eta: float = 0.1
+    shortlist: int = 8192
+    explore_share: float = 0.1
+    coverage: tuple[float, float, float] = (0.1, 0.1, 0.1)
+    quota: str = "cap"
+    quota_weights: tuple[float, ...] | None = None
+    quota_cap: int | None = None
+    gamma: float = 0.97
+    nu: float | None = None
+    c: float = 2.0
+    prior: tuple[float, float, float] = (0.5, 0.125, 0.6)
+    restart: float = 0.5
+    mix: float = 0.7
+    rounds: int = 2
+    kind_weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 4.0, 1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot work, before anything is traced."""
+        common.check_sizes(self.batch_size, self.group_size)
+        choices = {
+            "belief": ("diffusion", "no_graph", "env_mean"),
+            "informative": ("beta", "share"),
+            "value": ("p_informative", "variance"),
+            "select": ("sample", "greedy"),
+            "quota": quota.MODES,
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("explore_share", "gamma", "restart", "mix"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if (self.quota == "weights") != (self.quota_weights is not None):
+            raise ValueError("quota_weights belong to quota='weights', which needs them")
+        if self.quota_cap is not None and (self.quota != "cap" or self.quota_cap < 1):
+            raise ValueError(f"quota_cap belongs to quota='cap' and is at least 1, got {self.quota_cap}")
+        if len(self.kind_weights) != len(EDGE_KINDS):
+            raise ValueError(f"kind_weights needs {len(EDGE_KINDS)} numbers, one for each of {', '.join(EDGE_KINDS)}")
+        if self.shortlist < 2 * self.batch_size:
+            raise ValueError(f"shortlist must be at least twice the batch, got {self.shortlist}")
+
+
+def predict(settings: Settings, graph: Graph, state: SchedulerState) -> Belief:
+    """Returns what the recipe believes of every task, f32[N] per field."""
+    shared: dict[str, Any] = {
+        "c": settings.c,
+        "prior": Moments(*(jnp.float32(x) for x in settings.prior)),
+        "group_size": settings.group_size,
+        "informative": settings.informative,
+    }
+    if settings.belief != "diffusion":
+        return environment.believe(graph, state.history, own=settings.belief == "no_graph", **shared)
+    return diffusion.believe(
+        graph,
+        state.history,
+        nu=settings.group_size if settings.nu is None else settings.nu,
+        kind_weights=jnp.asarray(settings.kind_weights, jnp.float32),
+        restart=settings.restart,
+        mix=settings.mix,
+        rounds=settings.rounds,
+        **shared,
+    )
+
+
+def quotas(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array:
+    """Returns the quota of every environment for the next batch, i32[E]; beside ``select.quota.deviation``."""
+    return quota.allocate(
+        graph,
+        state.quota_carry,
+        batch_size=settings.batch_size,
+        mode=settings.quota,
+        weights=settings.quota_weights,
+        cap=math.ceil(settings.batch_size / 10) if settings.quota_cap is None else settings.quota_cap,
+    )
+
+
+def pick(settings: Settings, key: Key, graph: Graph, state: SchedulerState) -> Batch:
+    """Returns the next batch: explore picks first, then the others."""
+    nodes = graph.nodes
+    belief = predict(settings, graph, state)
+    counts = value.visit_counts(state.history, state.step, settings.group_size, settings.gamma)
+    worth = value.combine(graph, belief, counts, target=settings.value, coverage=settings.coverage)
+    slots = quotas(settings, graph, state)
+    explorers = math.ceil(settings.explore_share * settings.batch_size - 1e-6)
+
+    score = sample.stratified_log_weight(graph) + sample.gumbel(jax.random.fold_in(key, EXPLORE), nodes.uid)
+    node, mask = sample.draw(score, nodes.mask, nodes.env, slots, explorers, even=True)
+    eligible = nodes.mask & ~jnp.zeros_like(nodes.mask).at[node].max(mask)
+    slots = slots.at[nodes.env[node]].add(-mask.astype(jnp.int32))
+
+    key, rest = jax.random.fold_in(key, EXPLOIT), settings.batch_size - explorers
+    if settings.select == "sample":
+        limit = None if settings.quota == "none" else slots
+        score = sample.keys(key, nodes.uid, worth, settings.power)
+        others, others_mask = sample.draw(score, eligible, nodes.env, limit, rest)
+    else:
+        score = worth + TIE * sample.uniform(key, nodes.uid)
+        closest = greedy.similarity_to(nodes.feature, node, mask)
+        others, others_mask = greedy.pick(
+            score,
+            nodes.feature,
+            eligible,
+            nodes.env,
+            slots,
+            closest,
+            count=rest,
+            eta=settings.eta,
+            shortlist=settings.shortlist,
+        )
+    explore = jnp.arange(settings.batch_size) < explorers
+    return common.to_batch(
+        jnp.concatenate([node, others]), jnp.concatenate([mask, others_mask]), explore, worth, belief
+    )
+
+
+def envsched(**settings: Any) -> Scheduler:
+    """Returns the scheduler with these ``Settings``; an unknown keyword is a TypeError."""
+    return from_settings(Settings(**settings))
+
+
+def no_graph(**settings: Any) -> Scheduler:
+    """Returns ``envsched`` that believes own records and environment means only."""
+    return from_settings(Settings(belief="no_graph", **settings))
+
+
+def env_mean(**settings: Any) -> Scheduler:
+    """Returns ``envsched`` that believes environment means only."""
+    return from_settings(Settings(belief="env_mean", **settings))
+
+
+def from_settings(settings: Settings) -> Scheduler:
+    """Returns the scheduler with these settings."""
+
+    def select(key: Key, graph: Graph, state: SchedulerState) -> Batch:
+        return pick(settings, key, graph, state)
+
+    def observe(graph: Graph, state: SchedulerState, outcome: Outcome) -> SchedulerState:
+        return common.observe(
+            graph, state, outcome, gamma=settings.gamma, mode=settings.quota, weights=settings.quota_weights
+        )
+
+    return Scheduler(common.init, select, observe)

@@ -1,0 +1,1 @@
+"""Training: advantages, the GRPO objective and its update."""

@@ -1,0 +1,58 @@
+"""Checkpoints of a run: policy, optimiser, scheduler and keys, written at the ends of chunks; the only user of orbax."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from envsched_jax.train.cycle import CycleState
+
+
+class CheckpointError(ValueError):
+    """A checkpoint does not belong to this run; the message names what differs."""
+
+
+class Checkpoints:
+    """The newest checkpoint of one run in one folder. Use as a context manager."""
+
+    def __init__(self, folder: str | Path, identity: dict[str, Any]):
+        """Opens the folder; ``identity`` (plain JSON values) is what a checkpoint must agree with to be restored."""
+        self._identity = identity
+        options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
+        self._manager = ocp.CheckpointManager(Path(folder).absolute(), options=options)
+
+    def save(self, step: int, state: CycleState, progress: dict[str, Any]) -> None:
+        """Writes the state and ``progress`` (plain JSON values, such as curves); atomic, replaces the one before."""
+        meta = {"identity": self._identity, "progress": progress}
+        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)))
+
+    def restore(self, like: CycleState) -> tuple[CycleState, dict[str, Any]] | None:
+        """Returns the newest state and its progress, or None if there is no checkpoint.
+
+        Args:
+          like: a state of the same shapes.
+
+        Raises:
+          CheckpointError: if the checkpoint is of another pool or config; nothing is overwritten.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        for key, value in self._identity.items():
+            found = meta["identity"].get(key)
+            if found != value:
+                raise CheckpointError(
+                    f"checkpoint of step {step} in {self._manager.directory}: its {key} is {found!r}, this run's is"
+                    f" {value!r}; use another workdir, or the settings it was made with")
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        state = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
+        return state, meta["progress"]
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._manager.wait_until_finished()
+        self._manager.close()

@@ -1,0 +1,135 @@
+"""Compares schedulers over seeds on one suite. `python -m experiments.ablate --workdir=DIR`.
+
+All seeds of an arm run as one vmapped program. An interrupted arm goes on from its checkpoint, a finished one is kept.
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from envsched_jax.train import build
+from experiments import common, loop, report
+
+BASE = "uniform"
+
+
+def halves(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits the evaluation tasks at random but always alike: one half to choose a step, the other to score it."""
+    order = np.random.default_rng(17).permutation(n)
+    return order[: n // 2], order[n // 2 :]
+
+
+def best_of(success: np.ndarray) -> np.ndarray:
+    """The best score that runs ever reach, without the luck of the best of many noisy evaluations.
+
+    Args:
+      success: f64[evaluations, seeds, tasks].
+
+    Returns:
+      f64[seeds]: the score on one half of the tasks at the step that is best on the other.
+    """
+    chooser, scorer = halves(success.shape[2])
+    step = success[:, :, chooser].mean(axis=2).argmax(axis=0)
+    return success[:, :, scorer].mean(axis=2)[step, np.arange(success.shape[1])]
+
+
+def rollouts_to(level: float, success: np.ndarray, rollouts: np.ndarray, budget: float) -> tuple[np.ndarray, np.ndarray]:
+    """Rollouts until the scoring half first reaches a level.
+
+    Args:
+      level: the score.
+      success: f64[evaluations, seeds, tasks].
+      rollouts: f64[evaluations, seeds].
+      budget: what counts where the level is never reached within it (a restricted mean).
+
+    Returns:
+      f64[seeds] and bool[seeds], whether it was reached.
+    """
+    _, scorer = halves(success.shape[2])
+    there = (success[:, :, scorer].mean(axis=2) >= level) & (rollouts <= budget)
+    first = there.argmax(axis=0)
+    reached = there.any(axis=0)
+    return np.where(reached, rollouts[first, np.arange(len(first))], budget), reached
+
+
+def spread(values: Any) -> dict[str, Any]:
+    """Mean and 95 % interval over seeds."""
+    mean, low, high = common.interval(values)
+    return {"mean": float(mean), "ci": [float(low), float(high)]}
+
+
+def summarise(curves: dict[str, loop.Curves], steps: int) -> dict[str, Any]:
+    """What summary.json holds of an ablation; ``curves`` must have the arm ``uniform``."""
+    base = curves[BASE]
+    base_success = np.asarray(base.success, np.float64)
+    level = float(best_of(base_success).mean())
+    budget = float(np.asarray(base.rollouts)[-1].max())
+    arms, paired = {}, {}
+    for name, arm in curves.items():
+        success, rollouts, score = np.asarray(arm.success, np.float64), np.asarray(arm.rollouts, np.float64), arm.score()
+        mean, low, high = common.interval(score, axis=1)
+        spent, reached = rollouts_to(level, success, rollouts, budget)
+        informative = np.asarray(arm.informative, np.float64)
+        ranked = [x for probe in arm.spearman for x in probe if x is not None]
+        arms[name] = {
+            "steps": arm.steps, "rollouts": rollouts.mean(axis=1), "score_mean": mean,
+            "score_ci": np.stack([low, high], axis=1), "informative_share": informative.mean(),
+            "informative_curve": informative.mean(axis=1),
+            "rollouts_to_uniform_best": {**spread(spent), "reached": int(reached.sum()), "seeds": len(spent)},
+            "spearman_variance": float(np.mean(ranked)) if ranked else None,
+            "seconds_per_step": arm.seconds / (steps * score.shape[1]),
+        }
+        if name != BASE:
+            share = informative.mean(axis=0) / np.maximum(np.asarray(base.informative).mean(axis=0), 1e-9)
+            paired[name] = {
+                "score_final_minus_uniform": spread(score[-1] - base.score()[-1]),
+                "score_mean_minus_uniform": spread(score.mean(axis=0) - base.score().mean(axis=0)),
+                "informative_share_over_uniform": spread(share),
+            }
+    return {"uniform_best": level, "seeds": base.score().shape[1], "arms": arms, "paired": paired}
+
+
+def _kept(path: Path, identity: dict[str, Any]) -> loop.Curves | None:
+    """The result of an arm that the same settings finished before."""
+    if not path.exists():
+        return None
+    stored = json.loads(path.read_text())
+    return loop.Curves(**stored["curves"]) if stored["identity"] == identity else None
+
+
+def main(config: ConfigDict, workdir: Path) -> None:
+    """Runs every arm of the config and leaves metrics, figures, a page and summary.json in the workdir."""
+    started = time.time()
+    arms = build.plain(config.arms)
+    if BASE not in arms:
+        raise ValueError(f"config.arms: {BASE!r} is missing, and everything is compared with it")
+    suite = build.build_suite(config)
+    measures = loop.Measures(suite, config)
+    seeds = list(range(config.seeds))
+    shared = {k: v for k, v in common.plain(config).items() if k != "arms"}
+    curves: dict[str, loop.Curves] = {}
+    with common.MetricWriter(workdir) as writer:
+        for name, arm in arms.items():
+            identity = {"pool": suite.fingerprint, "config": shared, "settings": common.plain(arm)}
+            path = workdir / "arms" / f"{name}.json"
+            kept = _kept(path, identity)
+            if kept is None:
+                arm_started = time.time()
+                programs = build.build_arm(suite, config, **arm)
+                kept = loop.run_arm(name, seeds, programs, measures, writer, workdir / "checkpoints" / name, identity)
+                common.write_json(path, {"identity": identity, "curves": dataclasses.asdict(kept)})
+                score, share = kept.score()[-1].mean(), np.mean(kept.informative)
+                print(f"{name}: final score {score:.3f}, informative groups {share:.1%}, {time.time() - arm_started:.0f} s", flush=True)
+            curves[name] = kept
+            loop.save_schedule(workdir, name, kept, suite.index.env_ids)
+    common.write_summary(workdir, "ablate", config, summarise(curves, config.train.steps), started)
+    print(f"report: {report.build(workdir)}")
+
+
+if __name__ == "__main__":
+    common.run_app(main, "configs/ablation.py")

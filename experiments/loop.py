@@ -1,0 +1,182 @@
+"""Drives one arm on the host: chunks of the compiled cycle, evaluations, probes, metrics and checkpoints."""
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from envsched_jax.train import build
+from envsched_jax.train.checkpoint import Checkpoints
+from envsched_jax.train.cycle import CycleState, StepMetrics
+from experiments import common, metrics
+
+EVALUATION_KEY, PROBE_KEY = 99, 12345  # fixed: every arm, seed and step meets the same luck
+
+
+@dataclasses.dataclass
+class Curves:
+    """What an arm has produced so far, as plain lists: one entry per evaluation, then per seed."""
+
+    steps: list[int] = dataclasses.field(default_factory=list)
+    success: list[list[list[float]]] = dataclasses.field(default_factory=list)  # [evaluation][seed][task], rounded rates
+    rollouts: list[list[float]] = dataclasses.field(default_factory=list)
+    tokens: list[list[float]] = dataclasses.field(default_factory=list)
+    informative: list[list[float]] = dataclasses.field(default_factory=list)  # mean over the steps since the last one
+    env_count: list[list[int]] = dataclasses.field(default_factory=list)  # [evaluation][environment], over all seeds
+    spearman: list[list[float | None]] = dataclasses.field(default_factory=list)  # [probe][seed], variance
+    seconds: float = 0.0  # in the cycle itself, compilation and evaluations apart
+
+    def score(self) -> np.ndarray:
+        """Mean success over the evaluation tasks, f64[evaluations, seeds]."""
+        return np.asarray(self.success, np.float64).mean(axis=2)
+
+
+class Measures:
+    """Compiled measurements that all arms of a suite share."""
+
+    def __init__(self, suite: build.Suite, config: ConfigDict):
+        self.suite, self.config = suite, config
+        self.evaluate = build.build_measure(suite, config, group_size=config.evaluation.rollouts)
+        self.probe = build.build_measure(suite, config, group_size=config.evaluation.probe_rollouts)
+
+    def success(self, state: CycleState) -> np.ndarray:
+        """Success rate of every evaluation task under the current policies, f64[seeds, n]."""
+        _, success = self.evaluate(jax.random.key(EVALUATION_KEY), state.params, self.suite.eval_task)
+        return np.asarray(success, np.float64).mean(axis=2)
+
+    def beliefs(self, programs: build.Programs, state: CycleState) -> list[dict[str, float]]:
+        """How well each seed's belief ranks the probe tasks, against fresh rollouts."""
+        if programs.believe is None:
+            return []
+        nodes = self.suite.probe
+        reward, _ = self.probe(jax.random.key(PROBE_KEY), state.params, self.suite.task[nodes])
+        belief = jax.device_get(programs.believe(state))
+        visits = np.asarray(state.scheduler.history.visits)[:, nodes]
+        rows = []
+        for seed, truth in enumerate(np.asarray(reward, np.float64)):
+            mean, variance = truth.mean(axis=1), truth.var(axis=1, ddof=1)
+            predicted, never = belief.variance[seed, nodes], visits[seed] == 0
+            rows.append({
+                "spearman_variance": metrics.spearman(predicted, variance),
+                "spearman_variance_never": metrics.spearman(predicted[never], variance[never]),
+                "spearman_mean": metrics.spearman(belief.mean[seed, nodes], mean),
+                "top_quarter": metrics.top_quarter(predicted, variance),
+                "never_share": float(never.mean()),
+            })
+        return rows
+
+
+def run_arm(
+    name: str, seeds: list[int], programs: build.Programs, measures: Measures, writer: common.MetricWriter,
+    folder: Path, identity: dict[str, Any],
+) -> Curves:
+    """Runs one arm to the end, or goes on from its checkpoint.
+
+    Args:
+      name: the arm, a label of the metrics.
+      seeds: one run each, in one vmapped program.
+      programs: of this arm.
+      measures: of the suite.
+      writer: gets one row per seed and evaluation.
+      folder: for the checkpoints of this arm.
+      identity: what a checkpoint must agree with.
+
+    Returns:
+      The curves.
+
+    Raises:
+      FloatingPointError: if a loss is not finite; the last checkpoint stays.
+    """
+    train, evaluation = measures.config.train, measures.config.evaluation
+    if evaluation.every % train.chunk or train.steps % train.chunk:
+        raise ValueError(f"train.steps={train.steps} and evaluation.every={evaluation.every} must be multiples of train.chunk={train.chunk}")
+    state, curves = programs.init(jnp.asarray(seeds)), Curves()
+    with Checkpoints(folder, {**identity, "arm": name, "seeds": seeds}) as checkpoints:
+        restored = checkpoints.restore(state)
+        if restored is not None:
+            state, curves = restored[0], Curves(**restored[1])
+        pending: list[StepMetrics] = []
+        if not curves.steps:
+            _evaluate(name, seeds, programs, measures, writer, state, curves, pending)
+        done = int(state.step[0])
+        for step in common.bar(range(done + train.chunk, train.steps + 1, train.chunk), name):
+            if programs.reveal is not None:
+                state = programs.reveal(state)
+            started = time.perf_counter()
+            state, chunk = programs.run(state)
+            pending.append(jax.device_get(chunk))
+            if step > train.chunk:  # the first chunk compiles
+                curves.seconds += time.perf_counter() - started
+            if not np.isfinite(pending[-1].loss).all():
+                raise FloatingPointError(f"arm {name}: the loss is not finite between steps {step - train.chunk} and {step}")
+            if step % evaluation.every == 0 or step == train.steps:
+                _evaluate(name, seeds, programs, measures, writer, state, curves, pending)
+                pending = []
+                checkpoints.save(step, state, dataclasses.asdict(curves))
+    return curves
+
+
+def _evaluate(
+    name: str, seeds: list[int], programs: build.Programs, measures: Measures, writer: common.MetricWriter,
+    state: CycleState, curves: Curves, pending: list[StepMetrics],
+) -> None:
+    """Appends one evaluation to the curves and one row per seed to the metrics."""
+    step, unseen = int(state.step[0]), measures.suite.eval_unseen_env
+    success = measures.success(state)
+    due = step > 0 and (step % measures.config.evaluation.probe_every == 0)
+    beliefs = measures.beliefs(programs, state) if due else []
+    steps = [StepMetrics(*(np.concatenate(x, axis=1) for x in zip(*pending, strict=True)))] if pending else []
+    for i, seed in enumerate(seeds):
+        row: dict[str, float] = {
+            "score": success[i].mean(), "score_tasks": success[i, ~unseen].mean(), "score_envs": success[i, unseen].mean(),
+            "rollouts": float(state.rollouts[i]), "tokens": float(state.tokens[i]),
+        }
+        for chunk in steps:
+            row |= {k: float(v[i].mean()) for k, v in chunk._asdict().items() if k not in ("env_count", "rollouts", "tokens")}
+            row["degenerate_share"] = 1 - row["informative_share"]
+            row["envs_touched"] = float((chunk.env_count[i].sum(axis=0) > 0).sum())
+        row |= beliefs[i] if beliefs else {}
+        writer.write(step, row, arm=name, seed=seed)
+    curves.steps.append(step)
+    curves.success.append(np.round(success, 4).tolist())
+    curves.rollouts.append(np.asarray(state.rollouts, np.float64).tolist())
+    curves.tokens.append(np.asarray(state.tokens, np.float64).tolist())
+    for chunk in steps:
+        curves.informative.append(chunk.informative_share.mean(axis=1).astype(float).tolist())
+        curves.env_count.append(chunk.env_count.sum(axis=(0, 1)).tolist())
+    if beliefs:
+        curves.spearman.append([None if math.isnan(row["spearman_variance"]) else row["spearman_variance"] for row in beliefs])
+
+
+def save_schedule(workdir: Path, name: str, curves: Curves, env_ids: tuple[str, ...]) -> None:
+    """Writes how many groups of each environment were rolled out between evaluations."""
+    counts = np.asarray(curves.env_count, np.int64)[:, : len(env_ids)]
+    np.savez(workdir / f"schedule_{name}.npz", counts=counts, env_ids=np.asarray(env_ids))
+
+
+def time_pieces(programs: build.Programs, state: CycleState, repeats: int = 10) -> dict[str, float]:
+    """Median seconds of select, rollout, update and observe for one seed, each compiled and warmed up apart."""
+    pieces = build.build_pieces(programs)
+    one = jax.tree.map(lambda x: x[0], state)
+    key = jax.random.key(0)
+    batch = pieces["select"](key, one)
+    trajectory = pieces["rollout"](key, one, batch)
+    arguments = {
+        "select": (key, one), "rollout": (key, one, batch), "update": (one, trajectory), "observe": (one, batch, trajectory),
+    }
+    medians = {}
+    for name, piece in pieces.items():
+        jax.block_until_ready(piece(*arguments[name]))
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            jax.block_until_ready(piece(*arguments[name]))
+            times.append(time.perf_counter() - started)
+        medians[name] = float(np.median(times))
+    return medians
