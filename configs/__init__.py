@@ -1,0 +1,1 @@
+"""Configs: one file per experiment, presets by name after a colon."""

@@ -79,9 +79,12 @@ def get_config(preset: str = "cpu") -> ConfigDict:
 
 def _shrink(config: ConfigDict) -> None:
     """Everything small: shows that the cycle runs, not that it learns."""
-    config.world.update({"num_domains": 2, "tasks_per_env": 8, "eval_per_env": 2, "held_out_envs": 2, "eval_per_held_out_env": 4})
+    config.world.update(
+        {"num_domains": 2, "tasks_per_env": 8, "eval_per_env": 2, "held_out_envs": 2, "eval_per_held_out_env": 4}
+    )
     config.graph.update({"k": 4, "num_patterns": 8, "feature_dim": 16})
     config.warm_start.update({"steps": 20, "pools": 1})
     config.train.update({"steps": 8, "batch_size": 8, "group_size": 4, "max_draws": 2, "chunk": 2})
-    config.evaluation.update({
-        "every": 4, "tasks_per_split": 8, "rollouts": 2, "probe_every": 4, "probe_tasks": 16, "probe_rollouts": 4})
+    config.evaluation.update(
+        {"every": 4, "tasks_per_split": 8, "rollouts": 2, "probe_every": 4, "probe_tasks": 16, "probe_rollouts": 4}
+    )

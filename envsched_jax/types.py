@@ -77,15 +77,25 @@ class Graph(Protocol):
     """
 
     @property
-    def nodes(self) -> Nodes: ...
+    def nodes(self) -> Nodes:
+        """Rows per task."""
+        ...
     @property
-    def edges(self) -> Edges: ...
+    def edges(self) -> Edges:
+        """Rows per edge."""
+        ...
     @property
-    def senders(self) -> jax.Array: ...  # i32[2KN]
+    def senders(self) -> jax.Array:
+        """Returns i32[2KN]."""
+        ...
     @property
-    def receivers(self) -> jax.Array: ...  # i32[2KN]
+    def receivers(self) -> jax.Array:
+        """Returns i32[2KN]."""
+        ...
     @property
-    def globals(self) -> Globals: ...
+    def globals(self) -> Globals:
+        """Masks of environments and patterns."""
+        ...
 
 
 class Batch(NamedTuple):

@@ -38,7 +38,9 @@ def best_of(success: np.ndarray) -> np.ndarray:
     return success[:, :, scorer].mean(axis=2)[step, np.arange(success.shape[1])]
 
 
-def rollouts_to(level: float, success: np.ndarray, rollouts: np.ndarray, budget: float) -> tuple[np.ndarray, np.ndarray]:
+def rollouts_to(
+    level: float, success: np.ndarray, rollouts: np.ndarray, budget: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Rollouts until the scoring half first reaches a level.
 
     Args:
@@ -71,14 +73,21 @@ def summarise(curves: dict[str, loop.Curves], steps: int) -> dict[str, Any]:
     budget = float(np.asarray(base.rollouts)[-1].max())
     arms, paired = {}, {}
     for name, arm in curves.items():
-        success, rollouts, score = np.asarray(arm.success, np.float64), np.asarray(arm.rollouts, np.float64), arm.score()
+        success, rollouts, score = (
+            np.asarray(arm.success, np.float64),
+            np.asarray(arm.rollouts, np.float64),
+            arm.score(),
+        )
         mean, low, high = common.interval(score, axis=1)
         spent, reached = rollouts_to(level, success, rollouts, budget)
         informative = np.asarray(arm.informative, np.float64)
         ranked = [x for probe in arm.spearman for x in probe if x is not None]
         arms[name] = {
-            "steps": arm.steps, "rollouts": rollouts.mean(axis=1), "score_mean": mean,
-            "score_ci": np.stack([low, high], axis=1), "informative_share": informative.mean(),
+            "steps": arm.steps,
+            "rollouts": rollouts.mean(axis=1),
+            "score_mean": mean,
+            "score_ci": np.stack([low, high], axis=1),
+            "informative_share": informative.mean(),
             "informative_curve": informative.mean(axis=1),
             "rollouts_to_uniform_best": {**spread(spent), "reached": int(reached.sum()), "seeds": len(spent)},
             "spearman_variance": float(np.mean(ranked)) if ranked else None,
@@ -124,7 +133,11 @@ def main(config: ConfigDict, workdir: Path) -> None:
                 kept = loop.run_arm(name, seeds, programs, measures, writer, workdir / "checkpoints" / name, identity)
                 common.write_json(path, {"identity": identity, "curves": dataclasses.asdict(kept)})
                 score, share = kept.score()[-1].mean(), np.mean(kept.informative)
-                print(f"{name}: final score {score:.3f}, informative groups {share:.1%}, {time.time() - arm_started:.0f} s", flush=True)
+                print(
+                    f"{name}: final score {score:.3f}, informative groups {share:.1%},"
+                    f" {time.time() - arm_started:.0f} s",
+                    flush=True,
+                )
             curves[name] = kept
             loop.save_schedule(workdir, name, kept, suite.index.env_ids)
     common.write_summary(workdir, "ablate", config, summarise(curves, config.train.steps), started)

@@ -391,6 +391,8 @@ def run_app(main: Callable[[config_dict.ConfigDict, Path], Any], config_path_def
         with _one_line_errors(sys.argv):
             workdir = Path(flags.FLAGS.workdir)
             workdir.mkdir(parents=True, exist_ok=True)
+            if not flags.FLAGS["verbosity"].present:
+                logging.set_verbosity(logging.WARNING)  # libraries tell every step of every checkpoint
             use_compilation_cache()
             main(flags.FLAGS.config, workdir)
 

@@ -24,7 +24,9 @@ class Curves:
     """What an arm has produced so far, as plain lists: one entry per evaluation, then per seed."""
 
     steps: list[int] = dataclasses.field(default_factory=list)
-    success: list[list[list[float]]] = dataclasses.field(default_factory=list)  # [evaluation][seed][task], rounded rates
+    success: list[list[list[float]]] = dataclasses.field(
+        default_factory=list
+    )  # [evaluation][seed][task], rounded rates
     rollouts: list[list[float]] = dataclasses.field(default_factory=list)
     tokens: list[list[float]] = dataclasses.field(default_factory=list)
     informative: list[list[float]] = dataclasses.field(default_factory=list)  # mean over the steps since the last one
@@ -62,19 +64,26 @@ class Measures:
         for seed, truth in enumerate(np.asarray(reward, np.float64)):
             mean, variance = truth.mean(axis=1), truth.var(axis=1, ddof=1)
             predicted, never = belief.variance[seed, nodes], visits[seed] == 0
-            rows.append({
-                "spearman_variance": metrics.spearman(predicted, variance),
-                "spearman_variance_never": metrics.spearman(predicted[never], variance[never]),
-                "spearman_mean": metrics.spearman(belief.mean[seed, nodes], mean),
-                "top_quarter": metrics.top_quarter(predicted, variance),
-                "never_share": float(never.mean()),
-            })
+            rows.append(
+                {
+                    "spearman_variance": metrics.spearman(predicted, variance),
+                    "spearman_variance_never": metrics.spearman(predicted[never], variance[never]),
+                    "spearman_mean": metrics.spearman(belief.mean[seed, nodes], mean),
+                    "top_quarter": metrics.top_quarter(predicted, variance),
+                    "never_share": float(never.mean()),
+                }
+            )
         return rows
 
 
 def run_arm(
-    name: str, seeds: list[int], programs: build.Programs, measures: Measures, writer: common.MetricWriter,
-    folder: Path, identity: dict[str, Any],
+    name: str,
+    seeds: list[int],
+    programs: build.Programs,
+    measures: Measures,
+    writer: common.MetricWriter,
+    folder: Path,
+    identity: dict[str, Any],
 ) -> Curves:
     """Runs one arm to the end, or goes on from its checkpoint.
 
@@ -95,7 +104,10 @@ def run_arm(
     """
     train, evaluation = measures.config.train, measures.config.evaluation
     if evaluation.every % train.chunk or train.steps % train.chunk:
-        raise ValueError(f"train.steps={train.steps} and evaluation.every={evaluation.every} must be multiples of train.chunk={train.chunk}")
+        raise ValueError(
+            f"train.steps={train.steps} and evaluation.every={evaluation.every} must be multiples of"
+            f" train.chunk={train.chunk}"
+        )
     state, curves = programs.init(jnp.asarray(seeds)), Curves()
     with Checkpoints(folder, {**identity, "arm": name, "seeds": seeds}) as checkpoints:
         restored = checkpoints.restore(state)
@@ -114,7 +126,9 @@ def run_arm(
             if step > train.chunk:  # the first chunk compiles
                 curves.seconds += time.perf_counter() - started
             if not np.isfinite(pending[-1].loss).all():
-                raise FloatingPointError(f"arm {name}: the loss is not finite between steps {step - train.chunk} and {step}")
+                raise FloatingPointError(
+                    f"arm {name}: the loss is not finite between steps {step - train.chunk} and {step}"
+                )
             if step % evaluation.every == 0 or step == train.steps:
                 _evaluate(name, seeds, programs, measures, writer, state, curves, pending)
                 pending = []
@@ -123,22 +137,35 @@ def run_arm(
 
 
 def _evaluate(
-    name: str, seeds: list[int], programs: build.Programs, measures: Measures, writer: common.MetricWriter,
-    state: CycleState, curves: Curves, pending: list[StepMetrics],
+    name: str,
+    seeds: list[int],
+    programs: build.Programs,
+    measures: Measures,
+    writer: common.MetricWriter,
+    state: CycleState,
+    curves: Curves,
+    pending: list[StepMetrics],
 ) -> None:
     """Appends one evaluation to the curves and one row per seed to the metrics."""
     step, unseen = int(state.step[0]), measures.suite.eval_unseen_env
     success = measures.success(state)
     due = step > 0 and (step % measures.config.evaluation.probe_every == 0)
     beliefs = measures.beliefs(programs, state) if due else []
-    steps = [StepMetrics(*(np.concatenate(x, axis=1) for x in zip(*pending, strict=True)))] if pending else []
+    steps = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *pending)] if pending else []
     for i, seed in enumerate(seeds):
         row: dict[str, float] = {
-            "score": success[i].mean(), "score_tasks": success[i, ~unseen].mean(), "score_envs": success[i, unseen].mean(),
-            "rollouts": float(state.rollouts[i]), "tokens": float(state.tokens[i]),
+            "score": success[i].mean(),
+            "score_tasks": success[i, ~unseen].mean(),
+            "score_envs": success[i, unseen].mean(),
+            "rollouts": float(state.rollouts[i]),
+            "tokens": float(state.tokens[i]),
         }
         for chunk in steps:
-            row |= {k: float(v[i].mean()) for k, v in chunk._asdict().items() if k not in ("env_count", "rollouts", "tokens")}
+            row |= {
+                k: float(v[i].mean())
+                for k, v in chunk._asdict().items()
+                if k not in ("env_count", "rollouts", "tokens")
+            }
             row["degenerate_share"] = 1 - row["informative_share"]
             row["envs_touched"] = float((chunk.env_count[i].sum(axis=0) > 0).sum())
         row |= beliefs[i] if beliefs else {}
@@ -151,7 +178,9 @@ def _evaluate(
         curves.informative.append(chunk.informative_share.mean(axis=1).astype(float).tolist())
         curves.env_count.append(chunk.env_count.sum(axis=(0, 1)).tolist())
     if beliefs:
-        curves.spearman.append([None if math.isnan(row["spearman_variance"]) else row["spearman_variance"] for row in beliefs])
+        curves.spearman.append(
+            [None if math.isnan(row["spearman_variance"]) else row["spearman_variance"] for row in beliefs]
+        )
 
 
 def save_schedule(workdir: Path, name: str, curves: Curves, env_ids: tuple[str, ...]) -> None:
@@ -168,7 +197,10 @@ def time_pieces(programs: build.Programs, state: CycleState, repeats: int = 10) 
     batch = pieces["select"](key, one)
     trajectory = pieces["rollout"](key, one, batch)
     arguments = {
-        "select": (key, one), "rollout": (key, one, batch), "update": (one, trajectory), "observe": (one, batch, trajectory),
+        "select": (key, one),
+        "rollout": (key, one, batch),
+        "update": (one, trajectory),
+        "observe": (one, batch, trajectory),
     }
     medians = {}
     for name, piece in pieces.items():

@@ -52,14 +52,12 @@ def summarise(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
     room = room if room > 0 else metrics.NOTHING
     arms = {}
     for arm, result in results.items():
-        gain = (
-            _spread(per_1k[arm] - base) if base is not None else {"mean": metrics.NOTHING, "ci": [metrics.NOTHING] * 2}
-        )
+        gain = _spread(per_1k[arm] - (metrics.NOTHING if base is None else base))
         arms[arm] = {
             "live_per_1k": _spread(per_1k[arm]),
             "gain": gain,
-            "gap_closed": gain["mean"] / room,
-            "gap_closed_ci": [bound / room for bound in gain["ci"]],
+            "gap_closed": float(gain["mean"] / room),
+            "gap_closed_ci": (np.array(gain["ci"]) / room).tolist(),
             **{name: {split: _mean(result["rows"], f"{name}_{split}") for split in SPLITS} for name in RANKED},
             **{name: _mean(result["rows"], name) for name in WHOLE},
             "envs_touched": float(np.mean(result["envs_touched"])),

@@ -156,23 +156,24 @@ def score(belief: Belief, reward: np.ndarray, where: Mapping[str, np.ndarray], g
       P(informative) is the exact share of informative groups among all groups of G trials.
     """
     count, mean, variance = metrics.moments(reward)
+    believed_mean, believed_variance, believed_share = map(np.asarray, belief[:3])
     known = count >= 2
-    values = {}
+    values: dict[str, float] = {}
     for name, inside in where.items():
         at = inside & known
         if at.sum() < SMALLEST_SPLIT:
             values |= {f"{metric}_{name}": metrics.NOTHING for metric in RANKED}
             continue
-        values[f"spearman_variance_{name}"] = metrics.spearman(belief.variance[at], variance[at])
-        values[f"spearman_mean_{name}"] = metrics.spearman(belief.mean[at], mean[at])
-        values[f"auc_mixed_{name}"] = metrics.auc(belief.p_informative[at], variance[at] > 0)
-        values[f"top_quarter_{name}"] = metrics.top_quarter(belief.variance[at], variance[at])
+        values[f"spearman_variance_{name}"] = metrics.spearman(believed_variance[at], variance[at])
+        values[f"spearman_mean_{name}"] = metrics.spearman(believed_mean[at], mean[at])
+        values[f"auc_mixed_{name}"] = metrics.auc(believed_share[at], variance[at] > 0)
+        values[f"top_quarter_{name}"] = metrics.top_quarter(believed_variance[at], variance[at])
     share = metrics.p_informative(reward, group_size)
     full = ~np.isnan(share)
-    values["mae_variance"] = metrics.mae(belief.variance[known], variance[known])
-    values["mae_mean"] = metrics.mae(belief.mean[known], mean[known])
-    values["ece"] = metrics.calibration_error(belief.p_informative[full], share[full])
-    values["nll"] = metrics.log_loss(belief.p_informative[full], share[full])
+    values["mae_variance"] = metrics.mae(believed_variance[known], variance[known])
+    values["mae_mean"] = metrics.mae(believed_mean[known], mean[known])
+    values["ece"] = metrics.calibration_error(believed_share[full], share[full])
+    values["nll"] = metrics.log_loss(believed_share[full], share[full])
     return values
 
 
@@ -226,7 +227,6 @@ def run_arm(
     )
     trace = jax.tree.map(np.asarray, program(jnp.arange(seeds), pool.graph, pool.table))
     tasks = len(pool.env)
-    envs = len(np.unique(pool.env))
     rows: list[tuple[int, int, dict[str, float]]] = []
     visits = np.zeros((seeds, tasks), np.int64)
     checkpoints = len(pool.pooled)
@@ -242,7 +242,7 @@ def run_arm(
                 row |= score(belief, pool.pooled[step * checkpoints // steps], where, group_size)
             rows.append((seed, step, row))
     live, rollouts = trace.live.sum(axis=1), trace.rollouts.sum(axis=1)
-    touched = [len(np.unique(pool.env[v > 0])) / envs for v in visits]
+    touched = [len(np.unique(pool.env[v > 0])) for v in visits]
     for seed in range(seeds):
         last = {"live": float(live[seed]), "rollouts": float(rollouts[seed]), "envs_touched": touched[seed]}
         rows.append((seed, steps, last))

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-COLOURS = {"uniform": "#8c8c8c", "oracle": "#222222", "envsched": "#d1495b"}
-OTHERS = ("#30638e", "#edae49", "#00798c", "#7b5ea7", "#8d6b4f", "#5b8c5a", "#b56576", "#4f5d75")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def mean_gap(datasets: Mapping[str, Any]) -> dict[str, float]:
@@ -33,55 +33,55 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def colours(arms: list[str]) -> dict[str, str]:
-    """One colour per arm: fixed for the arms that every figure shows, in order for the others."""
-    others = [arm for arm in arms if arm not in COLOURS]
-    return COLOURS | {arm: OTHERS[i % len(OTHERS)] for i, arm in enumerate(others)}
-
-
 def draw(workdir: Path, summary: Mapping[str, Any]) -> list[Path]:
     """Writes `figures/gap_closed.png` and `figures/live_groups.png` and returns their paths."""
-    import matplotlib
+    from matplotlib import rc_context
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from experiments import figures
 
     folder = workdir / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     datasets = summary["datasets"]
-    arms = list(summary["gap_closed"])
-    colour = colours(arms)
-    bars = [arm for arm in arms if arm not in ("uniform", "oracle")]
+    palette = figures.colours(sorted(summary["gap_closed"]))
+    with rc_context(figures.STYLE):
+        drawn = {"gap_closed.png": _gaps(datasets, palette), "live_groups.png": _curves(datasets, palette)}
+        for name, figure in drawn.items():
+            figure.savefig(folder / name, dpi=160, facecolor="white")
+    return [folder / name for name in drawn]
 
-    figure, axes = plt.subplots(figsize=(1.5 + 1.8 * len(datasets), 3.6), layout="constrained")
+
+def _gaps(datasets: Mapping[str, Any], palette: Mapping[str, str]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    bars = [arm for arm in palette if arm not in ("uniform", "oracle")]
+    figure = Figure(figsize=(1.5 + 1.6 * len(datasets), 3.4), layout="constrained")
+    axes = figure.add_subplot()
     width = 0.8 / max(len(bars), 1)
     for i, arm in enumerate(bars):
         gap = np.array([data["arms"][arm]["gap_closed"] for data in datasets.values()], float)
         ends = np.array([data["arms"][arm]["gap_closed_ci"] for data in datasets.values()], float)
-        error = np.nan_to_num(np.abs(ends.T - gap), nan=0.0)
         place = np.arange(len(gap)) + (i - (len(bars) - 1) / 2) * width
-        axes.bar(place, gap, width, yerr=error, color=colour[arm], label=arm, error_kw={"linewidth": 1, "capsize": 2})
-    axes.axhline(0, color=colour["uniform"], linewidth=1)
+        axes.bar(place, gap, 0.92 * width, color=palette[arm], label=arm)
+        axes.vlines(place, ends[:, 0], ends[:, 1], color="#24292f", linewidth=1.1)
+    axes.axhline(0, color=palette["uniform"] if "uniform" in palette else "#808891", linewidth=1)
     axes.set_xticks(range(len(datasets)), list(datasets))
-    axes.set_ylabel("gap closed\n(0 uniform, 1 oracle)")
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("gap closed (0 uniform, 1 oracle)")
     if bars:
-        axes.legend(frameon=False, ncols=len(bars), loc="upper center", bbox_to_anchor=(0.5, 1.15))
-    paths = [folder / "gap_closed.png"]
-    figure.savefig(paths[0], dpi=150)
-    plt.close(figure)
+        figure.legend(loc="outside upper left", ncols=len(bars))
+    return figure
 
-    figure, grid = plt.subplots(
-        1, len(datasets), figsize=(3.2 * len(datasets), 3.2), layout="constrained", squeeze=False
-    )
-    for axes, (name, data) in zip(grid[0], datasets.items(), strict=True):
-        for arm in arms:
+
+def _curves(datasets: Mapping[str, Any], palette: Mapping[str, str]) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.0 * len(datasets), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(datasets), squeeze=False)[0]
+    for axes, (name, data) in zip(panels, datasets.items(), strict=True):
+        for arm, colour in palette.items():
             curve = data["arms"][arm]["live_curve"]
-            axes.plot(range(1, len(curve) + 1), curve, color=colour[arm], label=arm, linewidth=1.5)
-        axes.set_title(name)
-        axes.set_xlabel("step")
-    grid[0][0].set_ylabel("live groups so far")
-    grid[0][0].legend(frameon=False, fontsize="small")
-    paths.append(folder / "live_groups.png")
-    figure.savefig(paths[1], dpi=150)
-    plt.close(figure)
-    return paths
+            axes.plot(range(1, len(curve) + 1), curve, color=colour, label=arm)
+        axes.set(title=name, xlabel="step")
+    panels[0].set_ylabel("live groups so far")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(palette))
+    return figure

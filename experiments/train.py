@@ -25,12 +25,19 @@ def main(config: ConfigDict, workdir: Path) -> None:
     seconds = loop.time_pieces(programs, programs.init(jnp.asarray(seeds)))
     score = curves.score()[:, 0]
     summary = {
-        "score_best": score.max(), "score_final": score[-1], "steps": curves.steps[-1],
-        "rollouts": curves.rollouts[-1][0], "tokens": curves.tokens[-1][0],
-        "informative_share": np.mean(curves.informative), "seconds_per_step": seconds,
+        "score_best": score.max(),
+        "score_final": score[-1],
+        "steps": curves.steps[-1],
+        "rollouts": curves.rollouts[-1][0],
+        "tokens": curves.tokens[-1][0],
+        "informative_share": np.mean(curves.informative),
+        "seconds_per_step": seconds,
     }
     common.write_summary(workdir, "train", config, summary, started)
-    print(f"{name}: best score {score.max():.3f}, final {score[-1]:.3f}, informative groups {summary['informative_share']:.1%}")
+    print(
+        f"{name}: best score {score.max():.3f}, final {score[-1]:.3f},"
+        f" informative groups {summary['informative_share']:.1%}"
+    )
     print(f"report: {report.build(workdir)}")
 
 

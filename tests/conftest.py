@@ -1,4 +1,4 @@
-"""Strictness for every test: no silent rank promotion, warnings are errors, no mixing of dtypes in the scheduler's modules."""
+"""Strictness for every test: no silent rank promotion, warnings are errors, no mixed dtypes in the scheduler modules."""
 
 import os
 from pathlib import Path
@@ -31,5 +31,7 @@ def strict_dtypes(request):
 def recorded_data() -> Path:
     """Folder of recorded outcomes; skips where it is not there."""
     if not DATA.is_dir():
-        pytest.skip(f"recorded outcomes of real agents are not on this machine (looked beside the checkout: {DATA.name})")
+        pytest.skip(
+            f"recorded outcomes of real agents are not on this machine (looked beside the checkout: {DATA.name})"
+        )
     return DATA

@@ -48,7 +48,8 @@ def dense_weights(graph, kind_weights, mix):
             edge = slot * n + i
             if graph.edges.mask[edge]:
                 weight = sum(
-                    max(float(w), 0.0) * float(s) for w, s in zip(kind_weights, graph.edges.similarity[edge], strict=True)
+                    max(float(w), 0.0) * float(s)
+                    for w, s in zip(kind_weights, graph.edges.similarity[edge], strict=True)
                 )
                 raw[int(slot >= slots // 2), i, int(graph.senders[edge])] += weight
     matrix = np.zeros((n, n))
@@ -183,6 +184,8 @@ def p_informative(mean, variance, group_size):
     share = min(max(variance / (mean * (1.0 - mean)), 1e-3), 1.0 - 1e-3)
     total = share / (1.0 - share)
     a, b = mean * total, (1.0 - mean) * total
-    return 1.0 - math.exp(log_beta(a + group_size, b) - log_beta(a, b)) - math.exp(
-        log_beta(a, b + group_size) - log_beta(a, b)
+    return (
+        1.0
+        - math.exp(log_beta(a + group_size, b) - log_beta(a, b))
+        - math.exp(log_beta(a, b + group_size) - log_beta(a, b))
     )

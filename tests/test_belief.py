@@ -169,7 +169,7 @@ def test_concentration_is_exact_for_one_round_and_a_bound_for_two(graph):
         got = np.asarray(diffusion.concentration(table, weight, restart=0.4, rounds=rounds))
         assert np.allclose(got, oracles.length_bound(matrix, 0.4, rounds), rtol=1e-4, atol=1e-7)
         assert np.allclose(got, exact, atol=1e-6) if rounds == 1 else (got >= exact - 1e-6).all()
-        assert (got[:14] < 4.0 * exact[:14]).all()
+        assert (got[:14] < 5.0 * exact[:14]).all()  # about 2, more in the environment of two, where walks return
 
 
 @settings(max_examples=15, deadline=None)
@@ -226,9 +226,7 @@ def test_tasks_never_tried_differ_by_their_neighbours(graph):
     fresh = [i for i in range(14) if int(state.visits[i]) == 0 and int(graph.nodes.env[i]) == 0]
     means = np.asarray(believe(graph, state).mean)[fresh]
     assert len(fresh) >= 3 and len(np.unique(np.round(means, 5))) == len(fresh)
-    without = environment.believe(
-        graph, state, own=True, c=2.0, prior=PRIOR, group_size=G, informative="share"
-    )
+    without = environment.believe(graph, state, own=True, c=2.0, prior=PRIOR, group_size=G, informative="share")
     assert np.ptp(np.asarray(without.mean)[fresh]) == 0.0
 
 
@@ -269,9 +267,7 @@ def test_beliefs_without_the_graph_by_hand(graph):
 
 def test_unknown_kind_of_informative_is_an_error(graph):
     with pytest.raises(ValueError, match="'guess'"):
-        environment.believe(
-            graph, history.init(16), own=True, c=1.0, prior=PRIOR, group_size=G, informative="guess"
-        )
+        environment.believe(graph, history.init(16), own=True, c=1.0, prior=PRIOR, group_size=G, informative="guess")
 
 
 p_informative = jax.jit(informative.p_informative, static_argnums=2)

@@ -36,8 +36,14 @@ def programs(suite, config):
 
 def equal(a, b):
     """Bit for bit, keys by their data."""
-    raw = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    return all(np.array_equal(raw(x), raw(y), equal_nan=True) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    def raw(x):
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    return all(
+        np.array_equal(raw(x), raw(y), equal_nan=True)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def test_seeds_run_alike_alone_and_together(programs):
@@ -137,7 +143,9 @@ def arm(name, suite, config, programs, folder, steps):
     config.train.steps = steps
     measures = loop.Measures(suite, config)
     with common.MetricWriter(folder) as writer:
-        return loop.run_arm(name, [0, 1], programs, measures, writer, folder / "checkpoints", {"pool": suite.fingerprint})
+        return loop.run_arm(
+            name, [0, 1], programs, measures, writer, folder / "checkpoints", {"pool": suite.fingerprint}
+        )
 
 
 def test_a_killed_run_goes_on_bit_for_bit(suite, config, programs, tmp_path):
@@ -148,7 +156,9 @@ def test_a_killed_run_goes_on_bit_for_bit(suite, config, programs, tmp_path):
     assert dataclasses.asdict(whole) | ignore == dataclasses.asdict(resumed) | ignore
     states = []
     for run in ("whole", "killed"):
-        with Checkpoints(tmp_path / run / "checkpoints", {"pool": suite.fingerprint, "arm": "envsched", "seeds": [0, 1]}) as kept:
+        with Checkpoints(
+            tmp_path / run / "checkpoints", {"pool": suite.fingerprint, "arm": "envsched", "seeds": [0, 1]}
+        ) as kept:
             restored = kept.restore(programs.init(jnp.asarray([0, 1])))
             assert restored is not None
             states.append(restored[0])

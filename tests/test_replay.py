@@ -115,7 +115,7 @@ def test_summary_by_hand():
         return {
             "live_per_1k": per_1k,
             "rows": [(0, 1, {"ece": 0.2, "auc_mixed_never": 0.6}), (1, 1, {"ece": 0.4, "auc_mixed_never": None})],
-            "envs_touched": [0.5, 1.0],
+            "envs_touched": [2, 5],
             "gini_visits": [0.1, 0.3],
             "rollouts": [8, 8],
             "live": [[1, 2], [3, 4]],
@@ -126,7 +126,7 @@ def test_summary_by_hand():
     assert got["mine"]["gap_closed"] == pytest.approx(7 / 15)
     assert got["mine"]["live_per_1k"]["mean"] == 22 and got["mine"]["gain"]["mean"] == 7
     assert got["mine"]["ece"] == pytest.approx(0.3) and got["mine"]["auc_mixed"]["never"] == 0.6
-    assert math.isnan(got["mine"]["auc_mixed"]["once"]) and got["mine"]["envs_touched"] == 0.75
+    assert math.isnan(got["mine"]["auc_mixed"]["once"]) and got["mine"]["envs_touched"] == 3.5
     assert got["mine"]["live_curve"] == [2, 3]
     alone = replay.summarise({"mine": arm([20.0, 24])})["mine"]
     assert math.isnan(alone["gap_closed"]) and math.isnan(alone["gain"]["mean"])

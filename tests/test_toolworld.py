@@ -15,12 +15,19 @@ from envsched_jax.environments.toolworld import vocabulary as vocab
 from envsched_jax.train import imitation
 
 CONFIG = tw.ToolWorldConfig(
-    num_domains=3, tasks_per_env=20, eval_per_env=4, held_out_envs=4, eval_per_held_out_env=8, reward_mix=(0.4, 0.3, 0.3)
+    num_domains=3,
+    tasks_per_env=20,
+    eval_per_env=4,
+    held_out_envs=4,
+    eval_per_held_out_env=8,
+    reward_mix=(0.4, 0.3, 0.3),
 )
 SUITE = tw.generate(CONFIG)
 ENVIRONMENT = tw.environment(SUITE.world, SUITE.tasks)
 play = jax.jit(jax.vmap(lambda task, script: imitation.demonstrate(ENVIRONMENT, task, script)))
-call = jax.jit(lambda env, slots, tool, argument: tw.apply_call(jax.tree.map(jnp.asarray, SUITE.world), env, slots, tool, argument))
+call = jax.jit(
+    lambda env, slots, tool, argument: tw.apply_call(jax.tree.map(jnp.asarray, SUITE.world), env, slots, tool, argument)
+)
 
 
 def oracle_call(world, env, slots, tool, argument):
@@ -77,7 +84,7 @@ def test_calls_equal_the_oracle(data):
 
 
 def test_walks_equal_the_oracle():
-    """Rules fire rarely from random states; random walks from real initial states meet every rule that a policy meets."""
+    """Rules fire rarely from random states; walks from real initial states meet every rule that a policy meets."""
     rng = np.random.default_rng(0)
     fired = set()
     for task in rng.choice(len(SUITE.records), 60):
@@ -114,7 +121,9 @@ def test_rewards_by_hand(kind, slots, ended, reward):
     goal[0, :3] = 1
     init = np.zeros((1, vocab.SLOTS), np.int32)
     init[0, 2] = 1
-    tasks = tw.Tasks(*(jnp.asarray(x) for x in (np.zeros(1, np.int32), init, goal, np.ones(1), np.asarray([kind]), np.zeros(1))))
+    tasks = tw.Tasks(
+        *(jnp.asarray(x) for x in (np.zeros(1, np.int32), init, goal, np.ones(1), np.asarray([kind]), np.zeros(1)))
+    )
     state = init[0].copy()
     state[list(slots)] = list(slots.values())
     got, success = tw.verify(tasks, tw.State(jnp.int32(0), jnp.asarray(state), jnp.int32(1), jnp.bool_(ended)))
@@ -123,7 +132,9 @@ def test_rewards_by_hand(kind, slots, ended, reward):
 
 
 def test_splits_share_nothing():
-    groups = {s: {SUITE.records[i].group_id for i in SUITE.where(s)} for s in (tw.TRAIN, tw.HELD_OUT_TASK, tw.HELD_OUT_ENV)}
+    groups = {
+        s: {SUITE.records[i].group_id for i in SUITE.where(s)} for s in (tw.TRAIN, tw.HELD_OUT_TASK, tw.HELD_OUT_ENV)
+    }
     envs = {s: {SUITE.records[i].env_id for i in SUITE.where(s)} for s in groups}
     assert not groups[tw.TRAIN] & groups[tw.HELD_OUT_TASK]
     assert not envs[tw.TRAIN] & envs[tw.HELD_OUT_ENV]

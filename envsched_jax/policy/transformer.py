@@ -83,7 +83,7 @@ class RMSNorm(nnx.Module):
 
 
 def rotary(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Returns cosine and sine ``f32[n, 1, d/2]`` of the angles ``position * theta^(-2i/d)`` of ``positions: i32[n]``."""
+    """Returns cosine and sine ``f32[n, 1, d/2]`` of the angles ``position * theta^(-2i/d)``; positions ``i32[n]``."""
     frequency = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angle = positions.astype(jnp.float32)[:, None, None] * frequency[None, None, :]
     return jnp.cos(angle), jnp.sin(angle)
@@ -203,7 +203,7 @@ class Transformer(nnx.Module):
     def logits(self, hidden: jax.Array, outputs: int | None = None) -> jax.Array:
         """Returns ``f32[..., V]``, scores of the next id given ``hidden: f32[..., D]``.
 
-        ``outputs`` (static) asks for the first so many ids only, where a policy writes fewer ids than it reads.
+        ``outputs`` (static) asks for the first so many ids only, where a policy writes fewer than it reads.
         """
         if self.head is not None:
             return self.head(hidden)[..., :outputs].astype(jnp.float32)

@@ -55,12 +55,15 @@ def draw(
 
     Walking down the scores, a task is taken while its environment has had fewer than ``quota`` (i32[E]). If that
     leaves slots empty, the quotas are relaxed: the largest of the others follow. ``mask`` is false, and node 0, only
-    where fewer than ``count`` tasks are eligible. Without quotas (``None``) one top-k does.
+    where fewer than ``count`` tasks are eligible. Without quotas (``None``) one top-k does. With ``even`` the
+    best task of every environment comes before the second of any, and so on.
     """
     if quota is None or count == 0:
         return _largest(score, eligible, count)
-    masked = jnp.where(eligible, score, -jnp.inf)
-    allowed = eligible & (rank_in_environment(masked, env) < quota[env])
+    rank = rank_in_environment(jnp.where(eligible, score, -jnp.inf), env)
+    allowed = eligible & (rank < quota[env])
+    if even:
+        score = score / (1.0 + jnp.abs(score)) - 2.0 * rank.astype(jnp.float32)  # by rank, then in the old order
     node, mask = _largest(score, allowed, count)
     spare, spare_mask = _largest(score, eligible & ~allowed, count)
     slot = jnp.arange(count, dtype=jnp.int32)

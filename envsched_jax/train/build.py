@@ -1,4 +1,4 @@
-"""From a config to compiled programs: the only module of the library that reads a ``ConfigDict`` or calls ``jax.jit``."""
+"""From a config to compiled programs: the module that reads a ``ConfigDict`` and calls ``jax.jit``."""
 
 import dataclasses
 import hashlib
@@ -66,7 +66,7 @@ def fingerprint(world: toolworld.ToolWorld, index: graphs.Index) -> str:
 
 
 def build_suite(config: ConfigDict) -> Suite:
-    """Builds pool, graph and base policy from the sections ``world``, ``graph``, ``policy``, ``warm_start``, ``evaluation``.
+    """Builds pool, graph and base policy from the sections world, graph, policy, warm_start and evaluation.
 
     Raises:
       TypeError: for a key that the section does not have.
@@ -88,8 +88,14 @@ def build_suite(config: ConfigDict) -> Suite:
         for split in (toolworld.HELD_OUT_TASK, toolworld.HELD_OUT_ENV)
     )
     return Suite(
-        world=world, environment=environment, graph=graph, index=index, task=jnp.asarray(task), graphdef=graphdef,
-        base=base, eval_task=jnp.asarray(np.concatenate([tasks, envs])),
+        world=world,
+        environment=environment,
+        graph=graph,
+        index=index,
+        task=jnp.asarray(task),
+        graphdef=graphdef,
+        base=base,
+        eval_task=jnp.asarray(np.concatenate([tasks, envs])),
         eval_unseen_env=np.arange(len(tasks) + len(envs)) >= len(tasks),
         probe=np.sort(rng.permutation(len(index.record))[: config.evaluation.probe_tasks]),
         fingerprint=fingerprint(world, index),
@@ -115,20 +121,35 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
     name = settings.pop("name")
     settings |= {"batch_size": train.batch_size, "group_size": train.group_size}
     setup = cycle.Setup(
-        graph=suite.graph, task=suite.task, environment=suite.environment, graphdef=suite.graphdef,
-        optimizer=grpo.make_optimizer(**plain(config.optimizer)), scheduler=schedulers.make(name, **settings),
-        batch_size=train.batch_size, group_size=train.group_size, temperature=train.temperature, std=train.advantage_std,
-        clip_low=train.clip_low, clip_high=train.clip_high, max_draws=train.max_draws if filter == "dapo" else 1,
+        graph=suite.graph,
+        task=suite.task,
+        environment=suite.environment,
+        graphdef=suite.graphdef,
+        optimizer=grpo.make_optimizer(**plain(config.optimizer)),
+        scheduler=schedulers.make(name, **settings),
+        batch_size=train.batch_size,
+        group_size=train.group_size,
+        temperature=train.temperature,
+        std=train.advantage_std,
+        clip_low=train.clip_low,
+        clip_high=train.clip_high,
+        max_draws=train.max_draws if filter == "dapo" else 1,
     )
     # The graph is an argument, not a constant of the program: constants are compiled in, once per arm.
     graph, task = suite.graph, suite.task
-    init = jax.jit(jax.vmap(lambda g, seed: cycle.init(jax.random.key(seed), setup._replace(graph=g), suite.base), (None, 0)))
+    init = jax.jit(
+        jax.vmap(lambda g, seed: cycle.init(jax.random.key(seed), setup._replace(graph=g), suite.base), (None, 0))
+    )
     run = jax.jit(
         jax.vmap(lambda g, t, s: cycle.run(setup._replace(graph=g, task=t), s, steps=train.chunk), (None, None, 0)),
         donate_argnums=2,
     )
-    reveal = jax.jit(jax.vmap(
-        lambda g, t, s: cycle.reveal(setup._replace(graph=g, task=t), s, group_size=train.truth_rollouts), (None, None, 0)))
+    reveal = jax.jit(
+        jax.vmap(
+            lambda g, t, s: cycle.reveal(setup._replace(graph=g, task=t), s, group_size=train.truth_rollouts),
+            (None, None, 0),
+        )
+    )
     belief = schedulers.belief_fn(name, **settings)
     believe = None if belief is None else jax.jit(jax.vmap(lambda g, s: belief(g, s.scheduler), (None, 0)))
     return Programs(
@@ -141,14 +162,16 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
 
 
 def build_measure(suite: Suite, config: ConfigDict, *, group_size: int) -> Measure:
-    """Compiles fresh, uncharged rollouts: (key, params with a leading axis R, task i32[n]) -> (reward, success) [R, n, G].
+    """Compiles fresh, uncharged rollouts: (key, params [R, ...], task i32[n]) -> (reward, success), both [R, n, G].
 
     All seeds share the key, so that curves differ by policy and not by luck of the evaluation.
     """
 
     def measure(key: Key, params: nnx.State, task: jax.Array) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(suite.graphdef, params)
-        return evaluate(key, model, suite.environment, task, group_size=group_size, temperature=config.train.temperature)
+        return evaluate(
+            key, model, suite.environment, task, group_size=group_size, temperature=config.train.temperature
+        )
 
     return jax.jit(jax.vmap(measure, (None, 0, None)))
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: policy, optimiser, scheduler and keys, written at the ends of chunks; the only user of orbax."""
+"""Checkpoints of a run: policy, optimiser, scheduler and keys, at the ends of chunks; the only user of orbax."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ class Checkpoints:
     def save(self, step: int, state: CycleState, progress: dict[str, Any]) -> None:
         """Writes the state and ``progress`` (plain JSON values, such as curves); atomic, replaces the one before."""
         meta = {"identity": self._identity, "progress": progress}
-        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)))
+        self._manager.save(
+            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
+        )
 
     def restore(self, like: CycleState) -> tuple[CycleState, dict[str, Any]] | None:
         """Returns the newest state and its progress, or None if there is no checkpoint.
@@ -45,7 +47,8 @@ class Checkpoints:
             if found != value:
                 raise CheckpointError(
                     f"checkpoint of step {step} in {self._manager.directory}: its {key} is {found!r}, this run's is"
-                    f" {value!r}; use another workdir, or the settings it was made with")
+                    f" {value!r}; use another workdir, or the settings it was made with"
+                )
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         state = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
         return state, meta["progress"]

@@ -78,7 +78,9 @@ class StepMetrics(NamedTuple):
 def init(key: Key, setup: Setup, params: nnx.State) -> CycleState:
     """Returns the state before the first step; ``key`` is kept as the root of all streams."""
     zero = jnp.float32(0)
-    return CycleState(params, setup.optimizer.init(params), setup.scheduler.init(setup.graph), key, jnp.int32(0), zero, zero)
+    return CycleState(
+        params, setup.optimizer.init(params), setup.scheduler.init(setup.graph), key, jnp.int32(0), zero, zero
+    )
 
 
 def select(setup: Setup, key: Key, scheduler: SchedulerState) -> Batch:
@@ -90,8 +92,13 @@ def play(setup: Setup, key: Key, params: nnx.State, batch: Batch) -> Trajectory:
     """Rolls out and verifies a batch; rows that the batch does not fill are ABSENT."""
     model = nnx.merge(setup.graphdef, params)
     trajectory = rollout(
-        key, model, setup.environment, setup.task[batch.node], setup.graph.nodes.uid[batch.node],
-        group_size=setup.group_size, temperature=setup.temperature,
+        key,
+        model,
+        setup.environment,
+        setup.task[batch.node],
+        setup.graph.nodes.uid[batch.node],
+        group_size=setup.group_size,
+        temperature=setup.temperature,
     )
     return trajectory._replace(status=jnp.where(batch.mask[:, None], trajectory.status, jnp.int8(Status.ABSENT)))
 
@@ -102,16 +109,29 @@ def learn(
     """One GRPO update."""
     advantage = advantages(trajectory.reward, is_valid(trajectory.status), std=setup.std)
     return grpo.update(
-        params, opt_state, setup.graphdef, setup.optimizer, setup.environment, trajectory, advantage,
-        temperature=setup.temperature, clip_low=setup.clip_low, clip_high=setup.clip_high,
+        params,
+        opt_state,
+        setup.graphdef,
+        setup.optimizer,
+        setup.environment,
+        trajectory,
+        advantage,
+        temperature=setup.temperature,
+        clip_low=setup.clip_low,
+        clip_high=setup.clip_high,
     )
 
 
 def outcome_of(batch: Batch, trajectory: Trajectory) -> Outcome:
     """What the scheduler hears; on the device, seconds are not known per rollout and rollouts are never stale."""
     return Outcome(
-        node=batch.node, explore=batch.explore, reward=trajectory.reward, status=trajectory.status,
-        tokens=trajectory.tokens, seconds=jnp.zeros_like(trajectory.tokens), age=jnp.zeros_like(batch.node),
+        node=batch.node,
+        explore=batch.explore,
+        reward=trajectory.reward,
+        status=trajectory.status,
+        tokens=trajectory.tokens,
+        seconds=jnp.zeros_like(trajectory.tokens),
+        age=jnp.zeros_like(batch.node),
     )
 
 
@@ -177,7 +197,7 @@ def _draw(setup: Setup, key: Key, params: nnx.State, scheduler: SchedulerState) 
 
 
 def _refill(setup: Setup, key: Key, params: nnx.State, first: _Drawn) -> _Drawn:
-    """Draws more batches until one batch of informative groups is found or ``max_draws`` are spent (DAPO, Yu et al. 2025)."""
+    """Draws on until there is a whole batch of informative groups or ``max_draws`` are spent (DAPO, Yu et al. 2025)."""
 
     def lacking(drawn: _Drawn) -> jax.Array:
         return (informative_groups(drawn.trajectory).sum() < setup.batch_size) & (drawn.draws < setup.max_draws)
@@ -187,7 +207,9 @@ def _refill(setup: Setup, key: Key, params: nnx.State, first: _Drawn) -> _Drawn:
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), drawn.trajectory, more.trajectory)
         best = jnp.argsort(~informative_groups(both), stable=True)[: setup.batch_size]
         return _Drawn(
-            jax.tree.map(lambda x: x[best], both), more.scheduler, drawn.draws + 1,
+            jax.tree.map(lambda x: x[best], both),
+            more.scheduler,
+            drawn.draws + 1,
             jax.tree.map(jnp.add, drawn.sums, more.sums),
         )
 
@@ -208,8 +230,13 @@ def step(setup: Setup, state: CycleState) -> tuple[CycleState, StepMetrics]:
     sums = drawn.sums
     groups = jnp.maximum(sums.groups, 1)
     following = CycleState(
-        params, opt_state, drawn.scheduler, state.key, state.step + 1,
-        state.rollouts + sums.groups * setup.group_size, state.tokens + sums.tokens,
+        params,
+        opt_state,
+        drawn.scheduler,
+        state.key,
+        state.step + 1,
+        state.rollouts + sums.groups * setup.group_size,
+        state.tokens + sums.tokens,
     )
     metrics = StepMetrics(
         informative_share=sums.informative / groups,
@@ -218,9 +245,14 @@ def step(setup: Setup, state: CycleState) -> tuple[CycleState, StepMetrics]:
         predicted_informative_share=sums.predicted / groups,
         reward_mean=sums.reward / jnp.maximum(sums.valid, 1),
         explore_share=sums.explore / groups,
-        loss=update.loss, grad_norm=update.grad_norm, entropy=update.entropy,
-        clip_fraction=update.clip_fraction, logp_gap=update.logp_gap,
-        rollouts=following.rollouts, tokens=following.tokens, env_count=sums.env_count,
+        loss=update.loss,
+        grad_norm=update.grad_norm,
+        entropy=update.entropy,
+        clip_fraction=update.clip_fraction,
+        logp_gap=update.logp_gap,
+        rollouts=following.rollouts,
+        tokens=following.tokens,
+        env_count=sums.env_count,
     )
     return following, metrics
 
@@ -241,9 +273,12 @@ def reveal(setup: Setup, state: CycleState, *, group_size: int) -> CycleState:
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), Stream.TRUTH)
     model = nnx.merge(setup.graphdef, state.params)
     _, success = evaluate(
-        key, model, setup.environment, setup.task, group_size=group_size, temperature=setup.temperature)
+        key, model, setup.environment, setup.task, group_size=group_size, temperature=setup.temperature
+    )
     wins = success.sum(axis=1).astype(jnp.float32)
-    truth = 1 - _all_drawn(wins, group_size, setup.group_size) - _all_drawn(group_size - wins, group_size, setup.group_size)
+    truth = (
+        1 - _all_drawn(wins, group_size, setup.group_size) - _all_drawn(group_size - wins, group_size, setup.group_size)
+    )
     truth = jnp.where(setup.graph.nodes.mask, truth, 0.0)
     return state._replace(scheduler=state.scheduler._replace(truth=truth))
 

@@ -173,7 +173,7 @@ def update(
     outside = (gap < jnp.log(1.0 - clip_low)) | (gap > jnp.log(1.0 + clip_high))
     metrics = UpdateMetrics(
         loss=value,
-        grad_norm=optax.global_norm(gradient),
+        grad_norm=optax.tree.norm(gradient),
         entropy=_mean(entropy, mask),
         clip_fraction=_mean(outside.astype(jnp.float32), mask),
         logp_gap=jnp.abs(gap).max(),

@@ -44,7 +44,12 @@ def demonstrate(environment: Environment, task: jax.Array, script: jax.Array) ->
         inputs = jnp.stack([fed, *[environment.feed(call, j) for j in range(length - 1)]])
         after, result, ended = environment.step(state, call)
         state = jax.tree.map(lambda new, old: jnp.where(live, new, old), after, state)
-        return (state, jnp.where(live, result, fed), done | (live & ended)), (inputs, call, legal, jnp.full(length, live))
+        return (state, jnp.where(live, result, fed), done | (live & ended)), (
+            inputs,
+            call,
+            legal,
+            jnp.full(length, live),
+        )
 
     start = (environment.reset(task), environment.start, jnp.bool_(False))
     (state, _, _), columns = jax.lax.scan(turn, start, script)
@@ -89,7 +94,9 @@ def imitation_loss(model: Transformer, demos: Demonstrations, targets: jax.Array
     return jnp.sum(jnp.where(demos.mask, entropy, 0.0)) / jnp.maximum(jnp.sum(demos.mask), 1)
 
 
-def rename(key: jax.Array, demos: Demonstrations, targets: jax.Array, names: tuple[int, int]) -> tuple[Demonstrations, jax.Array]:
+def rename(
+    key: jax.Array, demos: Demonstrations, targets: jax.Array, names: tuple[int, int]
+) -> tuple[Demonstrations, jax.Array]:
     """Renames interchangeable ids at random, alike in prompt, inputs and targets, for each episode anew.
 
     An environment gives its tools arbitrary names. Without this, imitation learns by heart which name does what in the
@@ -116,18 +123,27 @@ def rename(key: jax.Array, demos: Demonstrations, targets: jax.Array, names: tup
         return jnp.take_along_axis(x, old[:, None], axis=2)
 
     renamed = demos._replace(
-        prompt=ids(demos.prompt), inputs=ids(demos.inputs), target=ids(demos.target), legal=columns(demos.legal))
+        prompt=ids(demos.prompt), inputs=ids(demos.inputs), target=ids(demos.target), legal=columns(demos.legal)
+    )
     return renamed, columns(targets)
 
 
 def imitate(
-    key: jax.Array, model: Transformer, demos: Demonstrations, targets: jax.Array, *,
-    names: tuple[int, int], steps: int, clean_share: float, batch_size: int, learning_rate: float,
+    key: jax.Array,
+    model: Transformer,
+    demos: Demonstrations,
+    targets: jax.Array,
+    *,
+    names: tuple[int, int],
+    steps: int,
+    clean_share: float,
+    batch_size: int,
+    learning_rate: float,
 ) -> tuple[nnx.State, jax.Array]:
     """Trains by AdamW with warm-up and cosine decay; one program.
 
-    First the solutions alone, then the lapsing expert: a policy that knows the solution before it learns to lapse can be
-    brought back to it by a handful of rewards, as a real base policy can.
+    First the solutions alone, then the lapsing expert: a policy that knows the solution before it learns to lapse can
+    be brought back by a handful of rewards, as a real base policy can.
 
     Args:
       key: consumed; draws the minibatches.

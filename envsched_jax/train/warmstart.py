@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("ENVSCHED_CACHE") or Path(base) / "envsched_jax")
 
 
-def demonstrations(world_config: toolworld.ToolWorldConfig, config: WarmStartConfig) -> tuple[imitation.Demonstrations, jax.Array]:
+def demonstrations(
+    world_config: toolworld.ToolWorldConfig, config: WarmStartConfig
+) -> tuple[imitation.Demonstrations, jax.Array]:
     """Solutions of ``pools`` other suites and the distribution that the lapsing expert follows.
 
     Returns:
@@ -47,15 +50,24 @@ def demonstrations(world_config: toolworld.ToolWorldConfig, config: WarmStartCon
     habit = toolworld.habits(world_config)
     parts, targets = [], []
     for pool in range(config.pools):
-        suite = toolworld.generate(dataclasses.replace(
-            world_config, seed=10_000 + 100 * world_config.seed + pool, tasks_per_env=config.tasks_per_env, held_out_envs=0, eval_per_env=0))
+        suite = toolworld.generate(
+            dataclasses.replace(
+                world_config,
+                seed=10_000 + 100 * world_config.seed + pool,
+                tasks_per_env=config.tasks_per_env,
+                held_out_envs=0,
+                eval_per_env=0,
+            )
+        )
         environment = toolworld.environment(suite.world, suite.tasks)
         play = jax.jit(jax.vmap(lambda task, script, env=environment: imitation.demonstrate(env, task, script)))
         demos = play(jnp.arange(len(suite.records)), jnp.asarray(suite.script))
         lapse = jnp.asarray(habit[suite.topology, suite.domain, suite.style], jnp.float32)
         submits = suite.world.card[:, :, 1] == vocab.FIRST["op"] + vocab.Op.SUBMIT
         submit = jnp.asarray(vocab.FIRST["tool"] + submits.argmax(1)[suite.tasks.env])
-        targets.append(jax.jit(imitation.lapsed_targets, static_argnums=3)(demos, lapse, submit, environment.call_length))
+        targets.append(
+            jax.jit(imitation.lapsed_targets, static_argnums=3)(demos, lapse, submit, environment.call_length)
+        )
         parts.append(demos)
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts), jnp.concatenate(targets)
 
@@ -74,15 +86,26 @@ def base_policy(
     graphdef, params = nnx.split(model)
     leaves, treedef = jax.tree.flatten(params)
     if path.exists():
-        with np.load(path) as stored:
-            return jax.tree.unflatten(treedef, [jnp.asarray(stored[f"leaf{i}"]) for i in range(len(leaves))])
+        with np.load(path) as kept:
+            return jax.tree.unflatten(treedef, [jnp.asarray(kept[f"leaf{i}"]) for i in range(len(leaves))])
     demos, targets = demonstrations(world_config, config)
-    train = jax.jit(lambda key, params: imitation.imitate(
-        key, nnx.merge(graphdef, params), demos, targets, names=(vocab.FIRST["tool"], vocab.TOOLS),
-        steps=config.steps, clean_share=config.clean_share, batch_size=config.batch_size, learning_rate=config.learning_rate))
+    train = jax.jit(
+        lambda key, params: imitation.imitate(
+            key,
+            nnx.merge(graphdef, params),
+            demos,
+            targets,
+            names=(vocab.FIRST["tool"], vocab.TOOLS),
+            steps=config.steps,
+            clean_share=config.clean_share,
+            batch_size=config.batch_size,
+            learning_rate=config.learning_rate,
+        )
+    )
     params, _ = train(jax.random.key(config.seed), params)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.npz")
-    np.savez(unfinished, **{f"leaf{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))})
+    stored: dict[str, Any] = {f"leaf{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(params))}
+    np.savez(unfinished, **stored)
     unfinished.replace(path)
     return params

@@ -14,6 +14,17 @@ from envsched_jax.environments.toolworld.generator import (
 from envsched_jax.environments.toolworld.habits import habits
 
 __all__ = [
-    "HELD_OUT_ENV", "HELD_OUT_TASK", "TRAIN", "State", "Tasks", "ToolWorld", "ToolWorldConfig", "World",
-    "apply_call", "environment", "generate", "habits", "verify",
+    "HELD_OUT_ENV",
+    "HELD_OUT_TASK",
+    "TRAIN",
+    "State",
+    "Tasks",
+    "ToolWorld",
+    "ToolWorldConfig",
+    "World",
+    "apply_call",
+    "environment",
+    "generate",
+    "habits",
+    "verify",
 ]

@@ -19,7 +19,9 @@ class State(NamedTuple):
     ended: jax.Array  # bool[], by a terminal tool
 
 
-def apply_call(world: World, env: jax.Array, slots: jax.Array, tool: jax.Array, argument: jax.Array) -> tuple[jax.Array, jax.Array]:
+def apply_call(
+    world: World, env: jax.Array, slots: jax.Array, tool: jax.Array, argument: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Runs one tool call: the first rule whose guard holds fires.
 
     Args:
@@ -43,11 +45,13 @@ def apply_call(world: World, env: jax.Array, slots: jax.Array, tool: jax.Array, 
     read = world.read[env, tool][rule]
     code = jnp.where(fired, world.code[env, tool][rule], vocab.Code.ERROR)
     told = fired & (code == vocab.Code.OK)
-    answer = jnp.stack([
-        vocab.FIRST["code"] + code,
-        jnp.where(told, world.gives[env, tool], 0),
-        jnp.where(told & (read >= 0), vocab.FIRST["value"] + slots[read], 0),
-    ])
+    answer = jnp.stack(
+        [
+            vocab.FIRST["code"] + code,
+            jnp.where(told, world.gives[env, tool], 0),
+            jnp.where(told & (read >= 0), vocab.FIRST["value"] + slots[read], 0),
+        ]
+    )
     return slots_next, answer
 
 
@@ -89,7 +93,11 @@ def environment(world: World, tasks: Tasks) -> Environment:
     def legal(state: State, call: jax.Array, position: int) -> jax.Array:
         env = tasks.env[state.task]
         if position == 0:
-            return jnp.zeros(vocab.NUM_OUTPUTS, bool).at[vocab.FIRST["tool"] + jnp.arange(vocab.TOOLS)].set(world.tool_mask[env])
+            return (
+                jnp.zeros(vocab.NUM_OUTPUTS, bool)
+                .at[vocab.FIRST["tool"] + jnp.arange(vocab.TOOLS)]
+                .set(world.tool_mask[env])
+            )
         takes = world.takes_argument[env, call[0] - vocab.FIRST["tool"]]
         return jnp.where(takes, is_argument, outputs == vocab.NO_ARGUMENT)
 
@@ -109,7 +117,16 @@ def environment(world: World, tasks: Tasks) -> Environment:
 
     start = jnp.zeros(vocab.NUM_FIELDS, jnp.int32).at[1].set(vocab.FIRST["code"] + vocab.Code.START)
     return Environment(
-        num_fields=vocab.NUM_FIELDS, prompt_length=vocab.PROMPT_LENGTH, max_turns=vocab.MAX_TURNS, call_length=2,
-        vocab_size=vocab.NUM_OUTPUTS, prompt=prompt, start=start, reset=reset, legal=legal, feed=feed, step=step,
+        num_fields=vocab.NUM_FIELDS,
+        prompt_length=vocab.PROMPT_LENGTH,
+        max_turns=vocab.MAX_TURNS,
+        call_length=2,
+        vocab_size=vocab.NUM_OUTPUTS,
+        prompt=prompt,
+        start=start,
+        reset=reset,
+        legal=legal,
+        feed=feed,
+        step=step,
         verify=verify_state,
     )

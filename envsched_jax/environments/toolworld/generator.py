@@ -1,8 +1,8 @@
-"""Makes a ToolWorld suite: environments as tables, tasks, their solutions, and pool records that a graph can be built from."""
+"""Makes a ToolWorld suite: environments as tables, tasks, their solutions, and the records that describe them."""
 
 import dataclasses
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,39 +25,47 @@ class ToolWorldConfig:
     eval_per_held_out_env: int = 24
     reward_mix: tuple[float, float, float] = (1.0, 0.0, 0.0)  # binary, partial, penalty; drawn per environment
     variants: int = 2  # tasks of one scenario that differ in what is irrelevant to it
-    doc_noise: tuple[float, ...] = (0.0, 0.0, 0.25, 0.5)  # share of tool cards that hide their needs; drawn per environment
+    doc_noise: tuple[float, ...] = (
+        0.0,
+        0.0,
+        0.25,
+        0.5,
+    )  # share of tool cards that hide their needs; drawn per environment
     structure: float = 1.0
     habit_seed: int = 0
     habit_scale: float = 1.8
     habit_shift: float = 0.0
 
 
+Table = Any  # np.ndarray on the host, jax.Array on the device
+
+
 class World(NamedTuple):
     """Every environment as a table; one step function serves all (A tools, R rules, Z slots)."""
 
-    rule_mask: np.ndarray  # bool[E, A, R]
-    need: np.ndarray  # i32[E, A, R, Z], -1 where a slot does not matter
-    put: np.ndarray  # i32[E, A, R, Z], -1 where a slot is kept
-    argument_is: np.ndarray  # i32[E, A, R], slot that the argument must equal, -1 for none
-    read: np.ndarray  # i32[E, A, R], slot that the answer tells, -1 for none
-    code: np.ndarray  # i32[E, A, R], a Code
-    gives: np.ndarray  # i32[E, A], id of the result symbol, 0 for none
-    tool_mask: np.ndarray  # bool[E, A]
-    takes_argument: np.ndarray  # bool[E, A]
-    mistake: np.ndarray  # bool[E, A]
-    terminal: np.ndarray  # bool[E, A]
-    card: np.ndarray  # i32[E, A, F], what the prompt tells of a tool
+    rule_mask: Table  # bool[E, A, R]
+    need: Table  # i32[E, A, R, Z], -1 where a slot does not matter
+    put: Table  # i32[E, A, R, Z], -1 where a slot is kept
+    argument_is: Table  # i32[E, A, R], slot that the argument must equal, -1 for none
+    read: Table  # i32[E, A, R], slot that the answer tells, -1 for none
+    code: Table  # i32[E, A, R], a Code
+    gives: Table  # i32[E, A], id of the result symbol, 0 for none
+    tool_mask: Table  # bool[E, A]
+    takes_argument: Table  # bool[E, A]
+    mistake: Table  # bool[E, A]
+    terminal: Table  # bool[E, A]
+    card: Table  # i32[E, A, F], what the prompt tells of a tool
 
 
 class Tasks(NamedTuple):
     """Every task as a row."""
 
-    env: np.ndarray  # i32[N]
-    init: np.ndarray  # i32[N, Z]
-    goal: np.ndarray  # i32[N, Z], -1 where a slot is not checked
-    budget: np.ndarray  # i32[N], turns
-    reward: np.ndarray  # i32[N], a RewardKind
-    tail: np.ndarray  # i32[N, 2 + VISIBLE, F], the prompt after the tool cards: goal, visible facts, header
+    env: Table  # i32[N]
+    init: Table  # i32[N, Z]
+    goal: Table  # i32[N, Z], -1 where a slot is not checked
+    budget: Table  # i32[N], turns
+    reward: Table  # i32[N], a RewardKind
+    tail: Table  # i32[N, 2 + VISIBLE, F], the prompt after the tool cards: goal, visible facts, header
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +87,24 @@ class ToolWorld:
         return np.flatnonzero(self.split == split).astype(np.int32)
 
 
-def _world_row(rng: np.random.Generator, tools: tuple[topo.Tool, ...], domain: int, noise: float) -> tuple[World, dict[str, int]]:
+def _world_row(
+    rng: np.random.Generator, tools: tuple[topo.Tool, ...], domain: int, noise: float
+) -> tuple[World, dict[str, int]]:
     """Compiles the tools of one environment into a row of tables; tools get shuffled slots."""
     a, r, z = vocab.TOOLS, vocab.RULES, vocab.SLOTS
     row = World(
-        rule_mask=np.zeros((a, r), bool), need=np.full((a, r, z), -1, np.int32), put=np.full((a, r, z), -1, np.int32),
-        argument_is=np.full((a, r), -1, np.int32), read=np.full((a, r), -1, np.int32), code=np.zeros((a, r), np.int32),
-        gives=np.zeros(a, np.int32), tool_mask=np.zeros(a, bool), takes_argument=np.zeros(a, bool),
-        mistake=np.zeros(a, bool), terminal=np.zeros(a, bool), card=np.zeros((a, vocab.NUM_FIELDS), np.int32),
+        rule_mask=np.zeros((a, r), bool),
+        need=np.full((a, r, z), -1, np.int32),
+        put=np.full((a, r, z), -1, np.int32),
+        argument_is=np.full((a, r), -1, np.int32),
+        read=np.full((a, r), -1, np.int32),
+        code=np.zeros((a, r), np.int32),
+        gives=np.zeros(a, np.int32),
+        tool_mask=np.zeros(a, bool),
+        takes_argument=np.zeros(a, bool),
+        mistake=np.zeros(a, bool),
+        terminal=np.zeros(a, bool),
+        card=np.zeros((a, vocab.NUM_FIELDS), np.int32),
     )
     slot_of = {tool.name: int(slot) for tool, slot in zip(tools, rng.permutation(a)[: len(tools)], strict=True)}
     for tool in tools:
@@ -103,7 +121,8 @@ def _world_row(rng: np.random.Generator, tools: tuple[topo.Tool, ...], domain: i
         row.card[s] = [
             vocab.FIRST["tool"] + s,
             vocab.FIRST["op"] + tool.op,
-            *[vocab.symbol("need", domain, n) for n in needs], *[0] * (2 - len(needs)),
+            *[vocab.symbol("need", domain, n) for n in needs],
+            *[0] * (2 - len(needs)),
             vocab.symbol("give", domain, tool.gives) if tool.gives >= 0 else 0,
             vocab.FIRST["card_value"] + tool.value if tool.value >= 0 else 0,
         ]
@@ -115,7 +134,7 @@ def _tail(scenario: topo.Scenario, domain: int, budget: int, reward: int, style:
     tail = np.zeros((2 + vocab.VISIBLE, vocab.NUM_FIELDS), np.int32)
     tail[0, 0] = vocab.symbol("goal", domain, scenario.target)
     facts = [slot for slot, value in sorted(scenario.init.items()) if value and slot < vocab.SYMBOLS]
-    for i, slot in enumerate(facts[-vocab.VISIBLE:]):
+    for i, slot in enumerate(facts[-vocab.VISIBLE :]):
         tail[1 + i, 0] = vocab.symbol("state", domain, slot)
     tail[-1, :3] = vocab.FIRST["budget"] + budget, vocab.FIRST["reward"] + reward, vocab.FIRST["style"] + style
     return tail
@@ -129,17 +148,34 @@ def _tool_title(name: str, tools: dict[str, topo.Tool], domain: str) -> str:
     return f"{domain}.{tool.op.name.lower()}{word}{way}"
 
 
-def _record(name: str, env_id: str, scenario: topo.Scenario, tools: dict[str, topo.Tool], domain: str, group: str, kind: int, slack: int) -> Record:
+def _record(
+    name: str,
+    env_id: str,
+    scenario: topo.Scenario,
+    tools: dict[str, topo.Tool],
+    domain: str,
+    group: str,
+    kind: int,
+    slack: int,
+) -> Record:
     """The pool record of one task: what a scheduler may know of it."""
     words = (*vocab.LEXICON[domain], *(f"hidden{i}" for i in range(vocab.HIDDEN)), "mistake", "committed")
     done = [words[s] for s, v in sorted(scenario.init.items()) if v and s < vocab.SYMBOLS]
     checks = [words[s] for s in sorted(scenario.goal)]
-    text = f"Please get {words[scenario.target]} done in {domain}." + (f" Already done: {', '.join(done)}." if done else "")
+    text = f"Please get {words[scenario.target]} done in {domain}." + (
+        f" Already done: {', '.join(done)}." if done else ""
+    )
     return Record(
-        task_id=name, env_id=env_id, text=text, domain=domain, group_id=group,
+        task_id=name,
+        env_id=env_id,
+        text=text,
+        domain=domain,
+        group_id=group,
         tools_available=tuple(sorted(_tool_title(t, tools, domain) for t in tools)),
         gt_actions=tuple(_tool_title(t, tools, domain) for t, _ in scenario.script),
-        n_turns=len(scenario.script), state_reads=tuple(checks), state_writes=tuple(c for c in checks),
+        n_turns=len(scenario.script),
+        state_reads=tuple(checks),
+        state_writes=tuple(c for c in checks),
         verifier=Verifier(vocab.RewardKind(kind).name.lower(), len(checks), kind == vocab.RewardKind.PARTIAL),
         extra={"slack": slack},
     )
@@ -177,7 +213,9 @@ def generate(config: ToolWorldConfig) -> ToolWorld:
     pairs = [(t, d) for t in range(len(topo.TOPOLOGIES)) for d in range(config.num_domains)]
     held = _held_out(rng, pairs, config.held_out_envs)
     rows: list[World] = []
-    columns: dict[str, list] = {k: [] for k in (*Tasks._fields, "split", "topology", "domain", "style", "script", "record")}
+    columns: dict[str, list] = {
+        k: [] for k in (*Tasks._fields, "split", "topology", "domain", "style", "script", "record")
+    }
     for env, (t, d) in enumerate(pairs):
         topology, domain = list(topo.TOPOLOGIES)[t], vocab.DOMAINS[d]
         tools, sampler = topo.TOPOLOGIES[topology](rng)
@@ -202,9 +240,20 @@ def generate(config: ToolWorldConfig) -> ToolWorld:
             split = HELD_OUT_ENV if (t, d) in held else HELD_OUT_TASK if group in evaluated else TRAIN
             env_id = f"{domain}/{topology}"
             values = dict(
-                env=env, init=init, goal=goal, budget=budget, reward=kind, tail=_tail(scenario, d, budget, kind, style),
-                split=split, topology=t, domain=d, style=style, script=script,
-                record=_record(f"{env_id}/{i:04d}", env_id, scenario, by_name, domain, f"{env_id}/s{group:04d}", kind, slack),
+                env=env,
+                init=init,
+                goal=goal,
+                budget=budget,
+                reward=kind,
+                tail=_tail(scenario, d, budget, kind, style),
+                split=split,
+                topology=t,
+                domain=d,
+                style=style,
+                script=script,
+                record=_record(
+                    f"{env_id}/{i:04d}", env_id, scenario, by_name, domain, f"{env_id}/s{group:04d}", kind, slack
+                ),
             )
             for key, value in values.items():
                 columns[key].append(value)
@@ -230,14 +279,16 @@ def _held_out(rng: np.random.Generator, pairs: list[tuple[int, int]], count: int
     return held
 
 
-def _scenarios(rng: np.random.Generator, sampler: topo.Sampler, want: int, variants: int) -> list[tuple[int, topo.Scenario, int]]:
+def _scenarios(
+    rng: np.random.Generator, sampler: topo.Sampler, want: int, variants: int
+) -> list[tuple[int, topo.Scenario, int]]:
     """Up to ``want`` distinct tasks as (group, scenario, slack); small topologies have fewer."""
     found: list[tuple[int, topo.Scenario, int]] = []
     seen: set[tuple] = set()
     last = 0  # the last group that had something new
     for group in itertools.count():
         if len(found) == want or group - last > 50:
-            return found
+            break
         for scenario in _variants(rng, sampler, variants):
             slack = int(rng.integers(0, min(3, vocab.MAX_TURNS + 1 - len(scenario.script))))
             key = (tuple(sorted(scenario.init.items())), tuple(sorted(scenario.goal.items())), scenario.target, slack)
@@ -245,3 +296,4 @@ def _scenarios(rng: np.random.Generator, sampler: topo.Sampler, want: int, varia
                 seen.add(key)
                 found.append((group, scenario, slack))
                 last = group
+    return found

@@ -2,8 +2,8 @@
 
 Each topology is a function of a random generator that returns the tools of one environment and a sampler of scenarios.
 Six recur across domains: ``chain``, ``fan_in``, ``lookup`` (read, then act with what was read), ``branch`` (what was
-read decides which tools work), ``confirm`` (confirm, then commit; anything in between voids it) and ``undo`` (a step may
-come out broken and has to be undone before the work goes on).
+read decides which tools work), ``confirm`` (confirm, then commit; anything in between voids it) and ``undo`` (a step
+may come out broken and has to be undone before the work goes on).
 """
 
 import dataclasses
@@ -105,7 +105,17 @@ def chain(rng: np.random.Generator) -> tuple[tuple[Tool, ...], Sampler]:
 
 def fan_in(rng: np.random.Generator) -> tuple[tuple[Tool, ...], Sampler]:
     """Several independent lines of work that have to meet."""
-    parents: dict[int, tuple[int, ...]] = {0: (), 1: (), 2: (0,), 3: (1,), 4: (), 5: (0, 1), 6: (2, 3), 7: (6, 4), 8: (0,)}
+    parents: dict[int, tuple[int, ...]] = {
+        0: (),
+        1: (),
+        2: (0,),
+        3: (1,),
+        4: (),
+        5: (0, 1),
+        6: (2, 3),
+        7: (6, 4),
+        8: (0,),
+    }
     if rng.random() < 0.5:
         parents |= {5: (2, 1), 7: (5, 4)}
     tools = tuple(_step(f, above, Op.JOIN if len(above) > 1 else Op.CALL) for f, above in parents.items())
@@ -221,5 +231,10 @@ def undo(rng: np.random.Generator) -> tuple[tuple[Tool, ...], Sampler]:
 
 
 TOPOLOGIES: dict[str, Topology] = {
-    "chain": chain, "fan_in": fan_in, "lookup": lookup, "branch": branch, "confirm": confirm, "undo": undo,
+    "chain": chain,
+    "fan_in": fan_in,
+    "lookup": lookup,
+    "branch": branch,
+    "confirm": confirm,
+    "undo": undo,
 }
