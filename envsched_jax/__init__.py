@@ -16,6 +16,7 @@ from envsched_jax.types import (
     SchedulerState,
     Status,
     is_valid,
+    outcome_of,
 )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "build_graph",
     "is_valid",
     "make_scheduler",
+    "outcome_of",
     "read_jsonl",
     "write_jsonl",
 ]

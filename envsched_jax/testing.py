@@ -165,7 +165,8 @@ def check_scheduler(scheduler: Scheduler, graph: Graph, key: Key, *, group_size:
     for step in range(3):
         batch = jitted.select(jax.random.fold_in(key, step), graph, state)
         outcome = simulate(jax.random.fold_in(key, 1000 + step), graph, batch, group_size)
-        state = jitted.observe(graph, state, outcome)
+        before, state = state, jitted.observe(graph, state, outcome)
+        _check_carry(before, state)
     key = jax.random.fold_in(key, 3)
     _check_counts(jitted, graph, key, state)
     _check_traces(traces)
@@ -176,6 +177,13 @@ def check_scheduler(scheduler: Scheduler, graph: Graph, key: Key, *, group_size:
         _assert_same("eager: observe", jitted.observe(graph, state, outcome), scheduler.observe(graph, state, outcome))
     _check_numbering(jitted, graph, key, state)
     _check_bucket(scheduler, jitted, graph, key, state, outcome)
+
+
+def _check_carry(before: SchedulerState, after: SchedulerState) -> None:
+    structures = {str(jax.tree.structure(x)) for x in (before, after)}
+    assert len(structures) == 1, "carry: observe changed the structure"
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype), "carry: observe changed a shape or dtype"
 
 
 def _check_counts(jitted: Scheduler, graph: Any, key: Key, state: SchedulerState) -> None:
@@ -199,12 +207,8 @@ def _check_traces(traces: list[str]) -> None:
 def _check_outcomes(jitted: Scheduler, graph: Graph, state: SchedulerState, outcome: Outcome) -> None:
     """What an outcome may and may not change."""
     after = jitted.observe(graph, state, outcome)
-    structures = {str(jax.tree.structure(x)) for x in (state, after)}
-    assert len(structures) == 1, "carry: observe changed the structure"
-    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
-        assert (old.shape, old.dtype) == (new.shape, new.dtype), "carry: observe changed a shape or dtype"
-        assert np.isfinite(np.asarray(new)).all(), "mask: a NaN under an invalid status got through"
-
+    for leaf in jax.tree.leaves(after):
+        assert np.isfinite(np.asarray(leaf)).all(), "mask: a NaN under an invalid status got through"
     clean = outcome._replace(reward=jnp.where(outcome.status == Status.OK, outcome.reward, 0.0))
     _assert_same("mask: what stands under an invalid status left a trace", after, jitted.observe(graph, state, clean))
 

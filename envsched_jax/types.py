@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 Key = jax.Array  # a typed key: jax.random.key(seed)
 
@@ -120,6 +121,39 @@ class Outcome(NamedTuple):
     tokens: jax.Array  # f32[B, G], generated tokens
     seconds: jax.Array  # f32[B, G]
     age: jax.Array  # i32[B], policy versions between proposal and now
+
+
+def outcome_of(
+    batch: Batch,
+    reward: jax.Array,
+    status: jax.Array | None = None,
+    *,
+    tokens: jax.Array | None = None,
+    seconds: jax.Array | None = None,
+    age: jax.Array | None = None,
+) -> Outcome:
+    """Returns the outcome of a batch, in the order of its rows.
+
+    Args:
+      batch: as selected; rows that it does not fill become ABSENT.
+      reward: f32[B, G].
+      status: i8[B, G] of ``Status``; by default OK where the reward is a number and VERIFIER_ERROR where it is NaN, so
+        that a missing reward is never counted as a failure.
+      tokens: f32[B, G], 0 by default.
+      seconds: f32[B, G], 0 by default.
+      age: i32[B], 0 by default.
+    """
+    if status is None:
+        status = jnp.where(jnp.isnan(reward), jnp.int8(Status.VERIFIER_ERROR), jnp.int8(Status.OK))
+    return Outcome(
+        node=batch.node,
+        explore=batch.explore,
+        reward=reward,
+        status=jnp.where(batch.mask[:, None], status.astype(jnp.int8), jnp.int8(Status.ABSENT)),
+        tokens=jnp.zeros_like(reward) if tokens is None else tokens,
+        seconds=jnp.zeros_like(reward) if seconds is None else seconds,
+        age=jnp.zeros_like(batch.node) if age is None else age,
+    )
 
 
 class Belief(NamedTuple):

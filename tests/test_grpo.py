@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rollout import COUNTER, GRAPHDEF, PARAMS, TASKS, play
 
-from envsched_jax.rollout import evaluate, rollout, score
+from envsched_jax.rollout import rollout, score
 from envsched_jax.train import grpo
 from envsched_jax.train.advantages import advantages
 from envsched_jax.types import Status, is_valid
@@ -189,9 +189,30 @@ def test_update_follows_the_policy_gradient(trajectory):
     assert 0 < float(metrics.entropy) < math.log(3)
 
 
+def test_update_skips_groups_without_advantage_exactly(trajectory):
+    """Groups without signal cost nothing and still count in the mean; 19 groups do not fill their last part."""
+    several = jax.tree.map(lambda x: jnp.concatenate([x] * 7)[:19], trajectory)
+    gain = jnp.where(
+        jnp.arange(19)[:, None] % 3 == 1, jnp.tile(jnp.asarray([1.0, -1.0]), 16)[: trajectory.reward.shape[1]], 0.0
+    )
+    params, _, metrics = sgd_step(PARAMS, several, gain)
+
+    def objective(params):
+        logp = score(nnx.merge(GRAPHDEF, params), COUNTER, several, 4.0)
+        return -(gain[..., None] * logp).sum() / several.mask.sum()
+
+    value, gradient = jax.jit(jax.value_and_grad(objective))(PARAMS)
+    for new, old, g in zip(*map(leaves, (params, PARAMS, gradient)), strict=True):
+        np.testing.assert_allclose(new, old - 0.1 * g, atol=1e-5)
+    still, _, nothing = sgd_step(PARAMS, several, jnp.zeros_like(gain))
+    assert all(np.array_equal(a, b) for a, b in zip(leaves(still), leaves(PARAMS), strict=True))
+    assert float(nothing.loss) == 0
+    assert float(value) != 0 and float(metrics.grad_norm) > 0
+
+
 def test_update_reports_how_far_the_policy_has_moved(trajectory):
     moved = jax.tree.map(lambda x: 1.5 * x, PARAMS)
-    metrics = sgd_step(moved, trajectory, jnp.zeros_like(trajectory.reward))[2]
+    metrics = sgd_step(moved, trajectory, jnp.full_like(trajectory.reward, 1e-6))[2]
     now = score(nnx.merge(GRAPHDEF, moved), COUNTER, trajectory, 4.0)
     gap = np.asarray(now - trajectory.logp)[np.asarray(trajectory.mask)]
     np.testing.assert_allclose(metrics.logp_gap, np.abs(gap).max(), rtol=1e-4)
@@ -227,25 +248,24 @@ def test_failed_and_absent_rollouts_change_nothing(trajectory):
 
 @pytest.mark.slow
 def test_grpo_learns_the_counter():
-    """Mean reward over all tasks rises from near chance to above 0.9."""
+    """Mean reward over all tasks rises from 0.4 to above 0.9; a goal or two may stay at a near miss (reward 0.75)."""
     optimizer = grpo.make_optimizer("adam", 0.01, eps=1e-5)
 
     @jax.jit
     def train(key, params):
         def step(carry, number):
             params, state = carry
-            played = rollout(
-                jax.random.fold_in(key, number), nnx.merge(GRAPHDEF, params), COUNTER, TASKS, group_size=16
-            )
+            model = nnx.merge(GRAPHDEF, params)
+            played = rollout(jax.random.fold_in(key, number), model, COUNTER, TASKS, group_size=16, temperature=4.0)
             gain = advantages(played.reward, is_valid(played.status))
-            params, state, metrics = grpo.update(params, state, GRAPHDEF, optimizer, COUNTER, played, gain)
+            params, state, metrics = grpo.update(
+                params, state, GRAPHDEF, optimizer, COUNTER, played, gain, temperature=4.0
+            )
             return (params, state), (played.reward.mean(), metrics.logp_gap)
 
-        (params, _), (reward, gap) = jax.lax.scan(step, (params, optimizer.init(params)), jnp.arange(150))
-        final, _ = evaluate(key, nnx.merge(GRAPHDEF, params), COUNTER, TASKS, group_size=32)
-        return reward, gap, final.mean()
+        return jax.lax.scan(step, (params, optimizer.init(params)), jnp.arange(200))[1]
 
-    reward, gap, final = train(jax.random.key(0), PARAMS)
-    assert float(reward[:5].mean()) < 0.5
-    assert float(final) > 0.9
+    reward, gap = train(jax.random.key(0), PARAMS)
+    assert float(reward[0]) < 0.5
+    assert float(reward[-10:].mean()) > 0.9
     assert float(gap.max()) < 1e-4  # rollout and update agree on the policy, at every step

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_recorded import UID, draw, toy_tables, write_set
 
 from configs import replay as config_file
 from envsched_jax.types import Batch, Belief, Scheduler, Status
 from experiments import common, metrics, replay, replay_arm
 from experiments.recorded import RecordedError
-from tests.test_recorded import UID, draw, toy_tables, write_set
 
 # ------------------------------------------------------------------------------------------------ one arm
 
@@ -155,6 +155,7 @@ def finished(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_documented_keys(finished):
     summary = common.read_summary(finished / "run")
     assert {"commit", "device", "config", "wall_s", "datasets"} <= summary.keys()
@@ -176,6 +177,7 @@ def test_the_summary_has_the_documented_keys(finished):
     assert (finished / "run" / "figures" / "live_groups.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_metrics_hold_one_row_per_arm_seed_and_evaluation(finished):
     rows = common.read_metrics(finished / "run")
     last = [r for r in rows if r["dataset"] == "many" and r["step"] == 10]
@@ -188,6 +190,7 @@ def test_metrics_hold_one_row_per_arm_seed_and_evaluation(finished):
     assert summary["live_per_1k"]["mean"] == pytest.approx(1000 * np.mean(live) / 40)
 
 
+@pytest.mark.slow
 def test_a_finished_arm_is_kept_until_its_settings_or_data_change(finished, monkeypatch, capsys):
     before = (finished / "run" / "metrics.jsonl").read_text()
     ran = []
@@ -202,6 +205,7 @@ def test_a_finished_arm_is_kept_until_its_settings_or_data_change(finished, monk
     assert ran == ["uniform", "oracle"]
 
 
+@pytest.mark.slow
 def test_a_variant_is_a_recipe_with_other_arguments(finished):
     config = smoke(finished / "data" / "many", arms=("uniform", "mine"), variants={"mine": {"recipe": "stratified"}})
     replay.main(config, finished / "variant")

@@ -40,7 +40,7 @@ def _step(state, call):
 def _verify(state):
     goal, counter, submitted = state
     success = submitted & (goal == counter)
-    return jnp.where(success, 1.0, jnp.where(submitted, 0.25, 0.0)), success
+    return jnp.where(submitted, 1.0 - jnp.abs(goal - counter) / 4, 0.0), success
 
 
 COUNTER = Environment(
@@ -92,7 +92,7 @@ def replay(task, targets):
             counter = min(4, max(0, counter + {1: 1, 2: -1, 3: 0}[tool] * (amount - 3)))
             done, read = tool == 3, [6 + counter, amount]
     success = done and counter == goal
-    return inputs, mask, legal, turns, done, success, 1.0 if success else 0.25 * done
+    return inputs, mask, legal, turns, done, success, done * (1 - abs(goal - counter) / 4)
 
 
 def test_every_episode_equals_its_replay(played):

@@ -37,11 +37,11 @@ def empty_belief(**fields):
 
 def test_value_by_hand(graph):
     nodes = graph.nodes
-    counts = jnp.zeros(N).at[3].set(2.0).at[4].set(1.0)
+    counts = jnp.where(nodes.mask, jnp.arange(N, dtype=jnp.float32) % 3.0, 0.0)
     belief = empty_belief(p_informative=jnp.full(N, 0.2), variance=jnp.full(N, 0.1))
     for target, base, scale in (("p_informative", 0.2, 1.0), ("variance", 0.1, 0.25)):
         got = value.combine(graph, belief, counts, target=target, coverage=(0.1, 0.2, 0.4))
-        for i in (3, 4, 10):
+        for i in range(20):
             in_env = sum(float(counts[j]) for j in range(20) if nodes.env[j] == nodes.env[i])
             in_pattern = sum(float(counts[j]) for j in range(20) if nodes.pattern[j] == nodes.pattern[i])
             parts = zip((0.1, 0.2, 0.4), (in_env, in_pattern, float(counts[i])), strict=True)

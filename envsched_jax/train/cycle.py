@@ -15,7 +15,7 @@ from envsched_jax.environments.base import Environment
 from envsched_jax.rollout.engine import Trajectory, evaluate, rollout
 from envsched_jax.train import grpo
 from envsched_jax.train.advantages import Std, advantages
-from envsched_jax.types import Batch, Graph, Key, Outcome, Scheduler, SchedulerState, Status, is_valid
+from envsched_jax.types import Batch, Graph, Key, Scheduler, SchedulerState, Status, is_valid, outcome_of
 
 
 class Stream(enum.IntEnum):
@@ -122,22 +122,10 @@ def learn(
     )
 
 
-def outcome_of(batch: Batch, trajectory: Trajectory) -> Outcome:
-    """What the scheduler hears; on the device, seconds are not known per rollout and rollouts are never stale."""
-    return Outcome(
-        node=batch.node,
-        explore=batch.explore,
-        reward=trajectory.reward,
-        status=trajectory.status,
-        tokens=trajectory.tokens,
-        seconds=jnp.zeros_like(trajectory.tokens),
-        age=jnp.zeros_like(batch.node),
-    )
-
-
 def observe(setup: Setup, scheduler: SchedulerState, batch: Batch, trajectory: Trajectory) -> SchedulerState:
-    """Tells the scheduler what came back."""
-    return setup.scheduler.observe(setup.graph, scheduler, outcome_of(batch, trajectory))
+    """Tells the scheduler what came back; on the device nothing is stale and seconds are not known per rollout."""
+    outcome = outcome_of(batch, trajectory.reward, trajectory.status, tokens=trajectory.tokens)
+    return setup.scheduler.observe(setup.graph, scheduler, outcome)
 
 
 def informative_groups(trajectory: Trajectory) -> jax.Array:

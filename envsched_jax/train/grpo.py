@@ -1,5 +1,6 @@
 """GRPO: the clipped token-level objective, the optimiser and one update of the policy."""
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -8,20 +9,33 @@ import optax
 from flax import nnx
 
 from envsched_jax.environments.base import Environment
-from envsched_jax.rollout.engine import Trajectory, log_probs
+from envsched_jax.rollout.engine import Trajectory, score
 from envsched_jax.types import is_valid
 
 Normalise = Literal["token", "sequence"]
 
 
 class UpdateMetrics(NamedTuple):
-    """What one update did; averages are over the policy tokens of valid rollouts."""
+    """What one update did. Clipping and gap are those of the groups that have an advantage; the others need no pass."""
 
     loss: jax.Array  # f32[]
     grad_norm: jax.Array  # f32[], before clipping
-    entropy: jax.Array  # f32[], nats per token, over the legal tokens
+    entropy: jax.Array  # f32[], nats per token: -log-prob of what was sampled, over the tokens of valid rollouts
     clip_fraction: jax.Array  # f32[], share of tokens whose ratio left [1 - clip_low, 1 + clip_high]
     logp_gap: jax.Array  # f32[], largest |log-prob now - log-prob at sampling|; near 0 on the first update of a rollout
+
+
+class _Sums(NamedTuple):
+    """The carry of the loop over parts of a batch."""
+
+    loss: jax.Array  # f32[]
+    gradient: nnx.State
+    outside: jax.Array  # i32[], clipped tokens
+    tokens: jax.Array  # i32[]
+    gap: jax.Array  # f32[], largest so far
+
+
+PART = 8  # groups per pass of an update
 
 
 def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:
@@ -150,32 +164,50 @@ def update(
       new params, new optimiser state and :class:`UpdateMetrics`.
     """
     mask = trajectory.mask & is_valid(trajectory.status)[..., None]
+    weigh = functools.partial(loss, clip_low=clip_low, clip_high=clip_high, kl_weight=kl_weight, normalise=normalise)
 
-    def objective(params: nnx.State) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        everything = log_probs(nnx.merge(graphdef, params), environment, trajectory, temperature)
-        logp = jnp.take_along_axis(everything, trajectory.target[..., None], axis=-1)[..., 0]
-        value = loss(
-            logp,
-            trajectory.logp,
-            advantage,
-            mask,
-            clip_low=clip_low,
-            clip_high=clip_high,
-            reference_logp=reference_logp,
-            kl_weight=kl_weight,
-            normalise=normalise,
+    def objective(
+        params: nnx.State, part: Trajectory, advantage: jax.Array, mask: jax.Array, reference: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logp = score(nnx.merge(graphdef, params), environment, part, temperature)
+        return weigh(logp, part.logp, advantage, mask, reference_logp=reference), logp
+
+    # A group without advantage has no gradient, so only the others are computed, a few at a time. The loss is a mean;
+    # the share that a part has in the whole batch makes the sum over parts the loss of the whole.
+    batch = advantage.shape[0]
+    size = min(PART, batch)
+    teaches = jnp.any(advantage != 0, axis=1) | (kl_weight != 0)
+    order = jnp.pad(jnp.argsort(~teaches, stable=True), (0, -batch % size))
+    count = mask if normalise == "token" else mask.any(axis=-1)
+    total = jnp.maximum(count.sum(), 1).astype(jnp.float32)
+
+    def add(number: jax.Array, sums: _Sums) -> _Sums:
+        place = number * size + jnp.arange(size)
+        rows = order[place]
+        live = mask[rows] & (place < batch)[:, None, None]
+        part = jax.tree.map(lambda x: x[rows], trajectory)
+        reference = None if reference_logp is None else reference_logp[rows]
+        value_and_gradient = jax.value_and_grad(objective, has_aux=True)
+        (value, logp), gradient = value_and_gradient(params, part, advantage[rows], live, reference)
+        share = jnp.where(jnp.expand_dims(place < batch, range(1, count.ndim)), count[rows], False).sum() / total
+        gap = jnp.where(live, logp - part.logp, 0.0)
+        outside = live & ((gap < jnp.log(1.0 - clip_low)) | (gap > jnp.log(1.0 + clip_high)))
+        return _Sums(
+            loss=sums.loss + share * value,
+            gradient=jax.tree.map(lambda total, g: total + share * g, sums.gradient, gradient),
+            outside=sums.outside + outside.sum(),
+            tokens=sums.tokens + live.sum(),
+            gap=jnp.maximum(sums.gap, jnp.abs(gap).max()),
         )
-        return value, (logp, -(jnp.exp(everything) * everything).sum(axis=-1))
 
-    (value, (logp, entropy)), gradient = jax.value_and_grad(objective, has_aux=True)(params)
-    steps, opt_state = optimizer.update(gradient, opt_state, params)
-    gap = jnp.where(mask, logp - trajectory.logp, 0.0)
-    outside = (gap < jnp.log(1.0 - clip_low)) | (gap > jnp.log(1.0 + clip_high))
+    nothing = _Sums(jnp.float32(0), jax.tree.map(jnp.zeros_like, params), jnp.int32(0), jnp.int32(0), jnp.float32(0))
+    sums = jax.lax.fori_loop(0, (teaches.sum() + size - 1) // size, add, nothing)
+    steps, opt_state = optimizer.update(sums.gradient, opt_state, params)
     metrics = UpdateMetrics(
-        loss=value,
-        grad_norm=optax.tree.norm(gradient),
-        entropy=_mean(entropy, mask),
-        clip_fraction=_mean(outside.astype(jnp.float32), mask),
-        logp_gap=jnp.abs(gap).max(),
+        loss=sums.loss,
+        grad_norm=optax.tree.norm(sums.gradient),
+        entropy=-_mean(trajectory.logp, mask),
+        clip_fraction=sums.outside / jnp.maximum(sums.tokens, 1),
+        logp_gap=sums.gap,
     )
     return optax.apply_updates(params, steps), opt_state, metrics
