@@ -111,6 +111,12 @@ def _kept(path: Path, identity: dict[str, Any]) -> loop.Curves | None:
     return loop.Curves(**stored["curves"]) if stored["identity"] == identity else None
 
 
+def _cost(item: tuple[str, dict[str, Any]]) -> tuple[bool, bool, bool, str]:
+    """Order of the arms: the one to compare with, then the cheap ones; the oracle and the filter roll out much more."""
+    name, arm = item
+    return name != BASE, arm["filter"] != "none", arm["scheduler"]["name"] == "oracle", name
+
+
 def main(config: ConfigDict, workdir: Path) -> None:
     """Runs every arm of the config and leaves metrics, figures, a page and summary.json in the workdir."""
     started = time.time()
@@ -123,7 +129,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     shared = {k: v for k, v in common.plain(config).items() if k != "arms"}
     curves: dict[str, loop.Curves] = {}
     with common.MetricWriter(workdir) as writer:
-        for name, arm in arms.items():
+        for name, arm in sorted(arms.items(), key=_cost):
             identity = {"pool": suite.fingerprint, "config": shared, "settings": common.plain(arm)}
             path = workdir / "arms" / f"{name}.json"
             kept = _kept(path, identity)

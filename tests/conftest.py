@@ -1,4 +1,4 @@
-"""Strictness for every test: no silent rank promotion, warnings are errors, no mixed dtypes in the scheduler modules."""
+"""Strictness for every test: no silent rank promotion, warnings are errors, strict dtypes in the scheduler modules."""
 
 import os
 from pathlib import Path

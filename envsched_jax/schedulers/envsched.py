@@ -21,8 +21,8 @@ TIE = 1e-4  # size of the random part that breaks ties in the greedy selection
 class Settings:
     """Everything that can be set about ``envsched``.
 
-    The defaults follow a closed-loop prototype (2,344 tasks in 48 environments, B = 64, G = 8): draws by the cube of
-    the value, coverage of 0.3 in all, about a tenth of the batch per environment, records that fade over 30 steps.
+    The defaults of ``power``, ``coverage`` and ``gamma`` were chosen in the closed loop on one ToolWorld suite with one
+    seed (``experiments/LOG.md``): a policy in training moves, so records fade over about 10 steps.
 
     Attributes:
       batch_size: B, tasks per step.
@@ -40,7 +40,7 @@ class Settings:
       quota: 'none', 'uniform', 'proportional', 'weights' or 'cap'.
       quota_weights: for 'weights', one per environment in order of index.
       quota_cap: for 'cap', the most tasks of one environment in a batch; None is a tenth of the batch, rounded up.
-      gamma: discount of records per step; 0.97 is a memory of about 30 steps.
+      gamma: discount of records per step; 0.9 is a memory of about 10 steps.
       nu: the most rollouts that the neighbours count for; None is one group.
       c: rollouts that the environment's mean counts for.
       prior: mean, variance and share of informative groups before any record, c rollouts strong; a pass rate that is
@@ -58,15 +58,15 @@ class Settings:
     informative: str = "beta"
     value: str = "p_informative"
     select: str = "sample"
-    power: float = 3.0
+    power: float = 8.0
     eta: float = 0.1
     shortlist: int = 8192
     explore_share: float = 0.1
-    coverage: tuple[float, float, float] = (0.1, 0.1, 0.1)
+    coverage: tuple[float, float, float] = (0.03, 0.03, 0.03)
     quota: str = "cap"
     quota_weights: tuple[float, ...] | None = None
     quota_cap: int | None = None
-    gamma: float = 0.97
+    gamma: float = 0.9
     nu: float | None = None
     c: float = 2.0
     prior: tuple[float, float, float] = (0.5, 0.125, 0.6)
