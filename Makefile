@@ -33,7 +33,7 @@ test-fast: setup
 
 # Resolves pyproject.toml anew for all supported Pythons; needs the tool `uv`.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \
 	  --prerelease=if-necessary-or-explicit --extra dev pyproject.toml --output-file requirements.lock
 
 clean:
