@@ -65,7 +65,6 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.optimizer.max_norm = 10.0
 
     config.evaluation = ConfigDict()
-    config.evaluation.every = 10
     config.evaluation.tasks_per_split = 192
     config.evaluation.rollouts = 4
     config.evaluation.probe_every = 60
@@ -85,7 +84,7 @@ def _shrink(config: ConfigDict) -> None:
     )
     config.graph.update({"k": 4, "num_patterns": 8, "feature_dim": 16})
     config.warm_start.update({"steps": 20, "pools": 1})
-    config.train.update({"steps": 8, "batch_size": 8, "group_size": 4, "max_draws": 2, "chunk": 2})
+    config.train.update({"steps": 8, "batch_size": 8, "group_size": 4, "max_draws": 2, "chunk": 4})
     config.evaluation.update(
-        {"every": 4, "tasks_per_split": 8, "rollouts": 2, "probe_every": 4, "probe_tasks": 16, "probe_rollouts": 4}
+        {"tasks_per_split": 8, "rollouts": 2, "probe_every": 4, "probe_tasks": 16, "probe_rollouts": 4}
     )

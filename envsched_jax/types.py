@@ -81,18 +81,22 @@ class Graph(Protocol):
     def nodes(self) -> Nodes:
         """Rows per task."""
         ...
+
     @property
     def edges(self) -> Edges:
         """Rows per edge."""
         ...
+
     @property
     def senders(self) -> jax.Array:
         """Returns i32[2KN]."""
         ...
+
     @property
     def receivers(self) -> jax.Array:
         """Returns i32[2KN]."""
         ...
+
     @property
     def globals(self) -> Globals:
         """Masks of environments and patterns."""

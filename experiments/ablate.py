@@ -59,18 +59,25 @@ def rollouts_to(
     return np.where(reached, rollouts[first, np.arange(len(first))], budget), reached
 
 
+def at_equal_rollouts(arm: loop.Curves, grid: np.ndarray) -> np.ndarray:
+    """Scores of every seed at the rollouts of the grid, between evaluations on a straight line: f64[grid, seeds]."""
+    score, rollouts = arm.score(), np.asarray(arm.rollouts, np.float64)
+    return np.stack([np.interp(grid, rollouts[:, i], score[:, i]) for i in range(score.shape[1])], axis=1)
+
+
 def spread(values: Any) -> dict[str, Any]:
     """Mean and 95 % interval over seeds."""
     mean, low, high = common.interval(values)
     return {"mean": float(mean), "ci": [float(low), float(high)]}
 
 
-def summarise(curves: dict[str, loop.Curves], steps: int) -> dict[str, Any]:
+def summarise(curves: dict[str, loop.Curves]) -> dict[str, Any]:
     """What summary.json holds of an ablation; ``curves`` must have the arm ``uniform``."""
     base = curves[BASE]
     base_success = np.asarray(base.success, np.float64)
     level = float(best_of(base_success).mean())
-    budget = float(np.asarray(base.rollouts)[-1].max())
+    grid = np.asarray(base.rollouts, np.float64).mean(axis=1)
+    budget = float(grid[-1])
     arms, paired = {}, {}
     for name, arm in curves.items():
         success, rollouts, score = (
@@ -85,19 +92,24 @@ def summarise(curves: dict[str, loop.Curves], steps: int) -> dict[str, Any]:
         arms[name] = {
             "steps": arm.steps,
             "rollouts": rollouts.mean(axis=1),
+            "tokens": np.asarray(arm.tokens, np.float64).mean(axis=1),
             "score_mean": mean,
             "score_ci": np.stack([low, high], axis=1),
             "informative_share": informative.mean(),
             "informative_curve": informative.mean(axis=1),
             "rollouts_to_uniform_best": {**spread(spent), "reached": int(reached.sum()), "seeds": len(spent)},
             "spearman_variance": float(np.mean(ranked)) if ranked else None,
-            "seconds_per_step": arm.seconds / (steps * score.shape[1]),
+            "seconds_per_step": arm.seconds / max(arm.timed_steps * score.shape[1], 1),
         }
         if name != BASE:
             share = informative.mean(axis=0) / np.maximum(np.asarray(base.informative).mean(axis=0), 1e-9)
             paired[name] = {
-                "score_final_minus_uniform": spread(score[-1] - base.score()[-1]),
-                "score_mean_minus_uniform": spread(score.mean(axis=0) - base.score().mean(axis=0)),
+                "score_final_minus_uniform": spread(
+                    at_equal_rollouts(arm, grid)[-1] - at_equal_rollouts(base, grid)[-1]
+                ),
+                "score_mean_minus_uniform": spread(
+                    (at_equal_rollouts(arm, grid) - at_equal_rollouts(base, grid)).mean(axis=0)
+                ),
                 "informative_share_over_uniform": spread(share),
             }
     return {"uniform_best": level, "seeds": base.score().shape[1], "arms": arms, "paired": paired}
@@ -128,9 +140,10 @@ def main(config: ConfigDict, workdir: Path) -> None:
     seeds = list(range(config.seeds))
     shared = {k: v for k, v in common.plain(config).items() if k != "arms"}
     curves: dict[str, loop.Curves] = {}
+    code = loop.code_digest()
     with common.MetricWriter(workdir) as writer:
         for name, arm in sorted(arms.items(), key=_cost):
-            identity = {"pool": suite.fingerprint, "config": shared, "settings": common.plain(arm)}
+            identity = {"pool": suite.fingerprint, "code": code, "config": shared, "settings": common.plain(arm)}
             path = workdir / "arms" / f"{name}.json"
             kept = _kept(path, identity)
             if kept is None:
@@ -146,7 +159,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
                 )
             curves[name] = kept
             loop.save_schedule(workdir, name, kept, suite.index.env_ids)
-    common.write_summary(workdir, "ablate", config, summarise(curves, config.train.steps), started)
+    common.write_summary(workdir, "ablate", config, summarise(curves), started)
     print(f"report: {report.build(workdir)}")
 
 

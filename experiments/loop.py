@@ -1,6 +1,7 @@
 """Drives one arm on the host: chunks of the compiled cycle, evaluations, probes, metrics and checkpoints."""
 
 import dataclasses
+import hashlib
 import math
 import time
 from pathlib import Path
@@ -32,11 +33,21 @@ class Curves:
     informative: list[list[float]] = dataclasses.field(default_factory=list)  # mean over the steps since the last one
     env_count: list[list[int]] = dataclasses.field(default_factory=list)  # [evaluation][environment], over all seeds
     spearman: list[list[float | None]] = dataclasses.field(default_factory=list)  # [probe][seed], variance
-    seconds: float = 0.0  # in the cycle itself, compilation and evaluations apart
+    seconds: float = 0.0  # in the cycle itself; the first chunk of a process, which compiles, is not timed
+    timed_steps: int = 0
 
     def score(self) -> np.ndarray:
         """Mean success over the evaluation tasks, f64[evaluations, seeds]."""
         return np.asarray(self.success, np.float64).mean(axis=2)
+
+
+def code_digest() -> str:
+    """Identifies the code that results depend on: every module of the package and of the experiments."""
+    digest = hashlib.blake2b(digest_size=8)
+    for folder in ("envsched_jax", "experiments"):
+        for path in sorted((common.SOURCE_ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Measures:
@@ -103,36 +114,36 @@ def run_arm(
       FloatingPointError: if a loss is not finite; the last checkpoint stays.
     """
     train, evaluation = measures.config.train, measures.config.evaluation
-    if evaluation.every % train.chunk or train.steps % train.chunk:
+    if train.steps % train.chunk or evaluation.probe_every % train.chunk:
         raise ValueError(
-            f"train.steps={train.steps} and evaluation.every={evaluation.every} must be multiples of"
+            f"train.steps={train.steps} and evaluation.probe_every={evaluation.probe_every} must be multiples of"
             f" train.chunk={train.chunk}"
         )
+    budget, compiled = train.steps * train.batch_size * train.group_size, False
     state, curves = programs.init(jnp.asarray(seeds)), Curves()
     with Checkpoints(folder, {**identity, "arm": name, "seeds": seeds}) as checkpoints:
         restored = checkpoints.restore(state)
         if restored is not None:
             state, curves = restored[0], Curves(**restored[1])
-        pending: list[StepMetrics] = []
         if not curves.steps:
-            _evaluate(name, seeds, programs, measures, writer, state, curves, pending)
+            _evaluate(name, seeds, programs, measures, writer, state, curves, None)
         done = int(state.step[0])
-        for step in common.bar(range(done + train.chunk, train.steps + 1, train.chunk), name):
+        for step in common.bar(range(done + programs.chunk, train.steps + 1, programs.chunk), name):
+            if float(state.rollouts.min()) >= budget:
+                break  # a filter spends several batches per step; arms are compared at equal rollouts
             if programs.reveal is not None:
-                state = programs.reveal(state)
+                state = jax.block_until_ready(programs.reveal(state))
             started = time.perf_counter()
             state, chunk = programs.run(state)
-            pending.append(jax.device_get(chunk))
-            if step > train.chunk:  # the first chunk compiles
+            chunk = jax.device_get(chunk)
+            if compiled:
                 curves.seconds += time.perf_counter() - started
-            if not np.isfinite(pending[-1].loss).all():
-                raise FloatingPointError(
-                    f"arm {name}: the loss is not finite between steps {step - train.chunk} and {step}"
-                )
-            if step % evaluation.every == 0 or step == train.steps:
-                _evaluate(name, seeds, programs, measures, writer, state, curves, pending)
-                pending = []
-                checkpoints.save(step, state, dataclasses.asdict(curves))
+                curves.timed_steps += programs.chunk
+            compiled = True
+            if not np.isfinite(chunk.loss).all():
+                raise FloatingPointError(f"arm {name}: the loss is not finite within {programs.chunk} steps of {step}")
+            _evaluate(name, seeds, programs, measures, writer, state, curves, chunk)
+            checkpoints.save(step, state, dataclasses.asdict(curves))
     return curves
 
 
@@ -144,14 +155,14 @@ def _evaluate(
     writer: common.MetricWriter,
     state: CycleState,
     curves: Curves,
-    pending: list[StepMetrics],
+    chunk: StepMetrics | None,
 ) -> None:
     """Appends one evaluation to the curves and one row per seed to the metrics."""
     step, unseen = int(state.step[0]), measures.suite.eval_unseen_env
     success = measures.success(state)
     due = step > 0 and (step % measures.config.evaluation.probe_every == 0)
     beliefs = measures.beliefs(programs, state) if due else []
-    steps = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *pending)] if pending else []
+    share = None if chunk is None else informative_share(chunk)
     for i, seed in enumerate(seeds):
         row: dict[str, float] = {
             "score": success[i].mean(),
@@ -160,13 +171,13 @@ def _evaluate(
             "rollouts": float(state.rollouts[i]),
             "tokens": float(state.tokens[i]),
         }
-        for chunk in steps:
+        if chunk is not None and share is not None:
             row |= {
                 k: float(v[i].mean())
                 for k, v in chunk._asdict().items()
                 if k not in ("env_count", "rollouts", "tokens")
             }
-            row["degenerate_share"] = 1 - row["informative_share"]
+            row |= {"informative_share": float(share[i]), "degenerate_share": 1 - float(share[i])}
             row["envs_touched"] = float((chunk.env_count[i].sum(axis=0) > 0).sum())
         row |= beliefs[i] if beliefs else {}
         writer.write(step, row, arm=name, seed=seed)
@@ -174,13 +185,19 @@ def _evaluate(
     curves.success.append(np.round(success, 4).tolist())
     curves.rollouts.append(np.asarray(state.rollouts, np.float64).tolist())
     curves.tokens.append(np.asarray(state.tokens, np.float64).tolist())
-    for chunk in steps:
-        curves.informative.append(chunk.informative_share.mean(axis=1).astype(float).tolist())
+    if chunk is not None and share is not None:
+        curves.informative.append(share.tolist())
         curves.env_count.append(chunk.env_count.sum(axis=(0, 1)).tolist())
     if beliefs:
         curves.spearman.append(
             [None if math.isnan(row["spearman_variance"]) else row["spearman_variance"] for row in beliefs]
         )
+
+
+def informative_share(chunk: StepMetrics) -> np.ndarray:
+    """Share of informative groups among all groups rolled out in a chunk, f64[seeds]; metrics [seeds, steps, ...]."""
+    groups = np.asarray(chunk.env_count, np.float64).sum(axis=2)
+    return (np.asarray(chunk.informative_share, np.float64) * groups).sum(axis=1) / groups.sum(axis=1)
 
 
 def save_schedule(workdir: Path, name: str, curves: Curves, env_ids: tuple[str, ...]) -> None:

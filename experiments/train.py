@@ -17,7 +17,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     suite = build.build_suite(config)
     programs = build.build_arm(suite, config, scheduler=build.plain(config.scheduler), filter=config.filter)
     measures = loop.Measures(suite, config)
-    identity = {"pool": suite.fingerprint, "config": common.plain(config)}
+    identity = {"pool": suite.fingerprint, "code": loop.code_digest(), "config": common.plain(config)}
     name, seeds = config.scheduler.name, [config.seed]
     with common.MetricWriter(workdir) as writer:
         curves = loop.run_arm(name, seeds, programs, measures, writer, workdir / "checkpoints", identity)

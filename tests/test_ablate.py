@@ -25,6 +25,7 @@ def curves(success, rollouts, informative):
         env_count=[[1, 2]] * (len(success) - 1),
         spearman=[[0.5, None], [0.1, 0.3]],
         seconds=12.0,
+        timed_steps=20,
     )
 
 
@@ -49,7 +50,7 @@ def test_best_is_chosen_on_one_half_and_scored_on_the_other():
 
 
 def test_summary_by_hand():
-    summary = ablate.summarise({"uniform": BASE, "better": BETTER}, steps=20)
+    summary = ablate.summarise({"uniform": BASE, "better": BETTER})
     assert summary["uniform_best"] == pytest.approx((0.4 + 0.5) / 2)
     assert summary["seeds"] == 2
     better = summary["arms"]["better"]

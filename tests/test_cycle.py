@@ -99,7 +99,7 @@ def test_filter_charges_what_it_throws_away(suite, config):
     state, metrics = filtered.run(filtered.init(jnp.asarray([0])))
     train = config.train
     batches = float(state.rollouts[0]) / (train.batch_size * train.group_size)
-    assert train.chunk < batches <= train.chunk * train.max_draws
+    assert filtered.chunk < batches <= filtered.chunk * train.max_draws
     assert int(state.scheduler.history.visits[0].sum()) == batches * train.batch_size
     assert int(metrics.env_count[0].sum()) == batches * train.batch_size
 
@@ -122,8 +122,11 @@ def test_truth_is_the_share_of_informative_subsets():
         rewards = [1] * wins + [0] * (total - wins)
         subsets = list(itertools.combinations(rewards, group))
         expected = np.mean([len(set(s)) > 1 for s in subsets])
-        same = [cycle._all_drawn(jnp.asarray([float(n)]), total, group) for n in (wins, total - wins)]
-        assert math.isclose(float(1 - same[0][0] - same[1][0]), expected, abs_tol=1e-6)
+        found = cycle.share_of_mixed_groups(jnp.asarray([rewards], jnp.float32), group)
+        assert math.isclose(float(found[0]), expected, abs_tol=1e-6)
+    graded = [0.0, 0.0, 0.0, 0.25, 0.25, 1.0]
+    expected = np.mean([len(set(s)) > 1 for s in itertools.combinations(graded, 3)])
+    assert math.isclose(float(cycle.share_of_mixed_groups(jnp.asarray([graded]), 3)[0]), expected, abs_tol=1e-6)
 
 
 def test_oracle_reads_fresh_rollouts_that_are_not_charged(suite, config):

@@ -156,7 +156,7 @@ def test_belief_fn_is_what_the_recipe_believes(graph):
         assert schedulers.belief_fn(name, **SIZES) is None
     with pytest.raises(TypeError, match="unknown"):
         schedulers.belief_fn("no_graph", **SIZES, unknown=1)
-    assert inspect.signature(schedulers.oracle).parameters["power"].default == 3.0
+    assert inspect.signature(schedulers.oracle).parameters["power"].default == 8.0
 
 
 def test_the_three_beliefs_differ_where_they_should(graph):

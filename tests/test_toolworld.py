@@ -137,6 +137,11 @@ def test_splits_share_nothing():
     }
     envs = {s: {SUITE.records[i].env_id for i in SUITE.where(s)} for s in groups}
     assert not groups[tw.TRAIN] & groups[tw.HELD_OUT_TASK]
+    content = {s: set() for s in groups}
+    for s, seen in content.items():
+        for i in SUITE.where(s):  # the prompt without its header, and the solution
+            seen.add((int(SUITE.tasks.env[i]), SUITE.tasks.tail[i, :-1].tobytes(), SUITE.script[i].tobytes()))
+    assert not content[tw.TRAIN] & content[tw.HELD_OUT_TASK]
     assert not envs[tw.TRAIN] & envs[tw.HELD_OUT_ENV]
     assert envs[tw.HELD_OUT_TASK] <= envs[tw.TRAIN]
     assert len(envs[tw.HELD_OUT_ENV]) == CONFIG.held_out_envs

@@ -55,7 +55,7 @@ def stratified(*, batch_size: int, group_size: int) -> Scheduler:
     return Scheduler(common.init, select, observe)
 
 
-def oracle(*, batch_size: int, group_size: int, select: str = "sample", power: float = 3.0) -> Scheduler:
+def oracle(*, batch_size: int, group_size: int, select: str = "sample", power: float = 8.0) -> Scheduler:
     """Returns the scheduler whose value is ``state.truth``, filled by an evaluator from fresh rollouts.
 
     ``select='sample'`` draws in proportion to ``truth ** power``, ``'argmax'`` takes the largest. What is not finite

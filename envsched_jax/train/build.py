@@ -24,6 +24,9 @@ from envsched_jax.types import Belief, Graph, Key
 Measure = Callable[[Key, nnx.State, jax.Array], tuple[jax.Array, jax.Array]]
 
 
+BELIEVERS = ("envsched", "no_graph", "env_mean")  # recipes that predict whether a group will be informative
+
+
 @dataclasses.dataclass(frozen=True)
 class Suite:
     """What all arms of an experiment share: the pool, its graph, the base policy and the evaluation tasks."""
@@ -50,6 +53,7 @@ class Programs:
     run: Callable[[cycle.CycleState], tuple[cycle.CycleState, cycle.StepMetrics]]  # one chunk; metrics [R, steps, ...]
     reveal: Callable[[cycle.CycleState], cycle.CycleState] | None  # for an arm that reads the truth
     believe: Callable[[cycle.CycleState], Belief] | None  # f32[R, N] per field; None for an arm without a belief
+    chunk: int  # steps of one call of run
 
 
 def plain(section: ConfigDict) -> dict[str, Any]:
@@ -119,6 +123,10 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
         raise ValueError(f"filter must be 'none' or 'dapo', not {filter!r}")
     train, settings = config.train, dict(scheduler)
     name = settings.pop("name")
+    if filter == "dapo" and name not in ("uniform", "stratified"):
+        raise ValueError(f"filter='dapo' draws several batches per step, by which {name!r} would age its records")
+    if suite.world.config.reward_mix[0] < 1 and name in BELIEVERS:
+        settings.setdefault("informative", "share")  # the beta formula is for rewards that take two values
     settings |= {"batch_size": train.batch_size, "group_size": train.group_size}
     setup = cycle.Setup(
         graph=suite.graph,
@@ -137,11 +145,13 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
     )
     # The graph is an argument, not a constant of the program: constants are compiled in, once per arm.
     graph, task = suite.graph, suite.task
+    # A filter spends several batches per step, so its curve is looked at after fewer steps.
+    chunk = max(1, train.chunk // 5) if filter == "dapo" else train.chunk
     init = jax.jit(
         jax.vmap(lambda g, seed: cycle.init(jax.random.key(seed), setup._replace(graph=g), suite.base), (None, 0))
     )
     run = jax.jit(
-        jax.vmap(lambda g, t, s: cycle.run(setup._replace(graph=g, task=t), s, steps=train.chunk), (None, None, 0)),
+        jax.vmap(lambda g, t, s: cycle.run(setup._replace(graph=g, task=t), s, steps=chunk), (None, None, 0)),
         donate_argnums=2,
     )
     reveal = jax.jit(
@@ -154,6 +164,7 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
     believe = None if belief is None else jax.jit(jax.vmap(lambda g, s: belief(g, s.scheduler), (None, 0)))
     return Programs(
         setup=setup,
+        chunk=chunk,
         init=lambda seeds: init(graph, seeds),
         run=lambda state: run(graph, task, state),
         reveal=(lambda state: reveal(graph, task, state)) if name == "oracle" else None,

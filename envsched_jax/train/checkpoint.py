@@ -1,5 +1,6 @@
 """Checkpoints of a run: policy, optimiser, scheduler and keys, at the ends of chunks; the only user of orbax."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,10 @@ class Checkpoints:
             return None
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
         for key, value in self._identity.items():
-            found = meta["identity"].get(key)
-            if found != value:
+            for name, found, wanted in _differences(key, meta["identity"].get(key), value):
                 raise CheckpointError(
-                    f"checkpoint of step {step} in {self._manager.directory}: its {key} is {found!r}, this run's is"
-                    f" {value!r}; use another workdir, or the settings it was made with"
+                    f"checkpoint of step {step} in {self._manager.directory}: its {name} is {found!r}, this run's is"
+                    f" {wanted!r}; use another workdir, or what it was made with"
                 )
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         state = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
@@ -59,3 +59,12 @@ class Checkpoints:
     def __exit__(self, *unused: object) -> None:
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Names the leaves in which two JSON values differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in sorted(found.keys() | wanted.keys()):
+            yield from _differences(f"{name}.{key}", found.get(key), wanted.get(key))
+    elif found != wanted:
+        yield name, found, wanted

@@ -17,6 +17,8 @@ from envsched_jax.train import grpo
 from envsched_jax.train.advantages import Std, advantages
 from envsched_jax.types import Batch, Graph, Key, Scheduler, SchedulerState, Status, is_valid, outcome_of
 
+SAME = 1e-6  # rewards that differ by no more are equal
+
 
 class Stream(enum.IntEnum):
     """Purposes of random numbers; each has its own stream, ``fold_in(fold_in(key, step), stream)``."""
@@ -24,6 +26,7 @@ class Stream(enum.IntEnum):
     SELECT = 0
     ROLLOUT = 1
     TRUTH = 2
+    REFILL = 3
 
 
 class Setup(NamedTuple):
@@ -133,7 +136,7 @@ def informative_groups(trajectory: Trajectory) -> jax.Array:
     valid = is_valid(trajectory.status)
     low = jnp.where(valid, trajectory.reward, jnp.inf).min(axis=1)
     high = jnp.where(valid, trajectory.reward, -jnp.inf).max(axis=1)
-    return high - low > 1e-6
+    return high - low > SAME
 
 
 class _Drawn(NamedTuple):
@@ -191,7 +194,8 @@ def _refill(setup: Setup, key: Key, params: nnx.State, first: _Drawn) -> _Drawn:
         return (informative_groups(drawn.trajectory).sum() < setup.batch_size) & (drawn.draws < setup.max_draws)
 
     def again(drawn: _Drawn) -> _Drawn:
-        more = _draw(setup, jax.random.fold_in(key, drawn.draws), params, drawn.scheduler)
+        stream = jax.random.fold_in(jax.random.fold_in(key, Stream.REFILL), drawn.draws)
+        more = _draw(setup, stream, params, drawn.scheduler)
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), drawn.trajectory, more.trajectory)
         best = jnp.argsort(~informative_groups(both), stable=True)[: setup.batch_size]
         return _Drawn(
@@ -253,25 +257,23 @@ def run(setup: Setup, state: CycleState, *, steps: int) -> tuple[CycleState, Ste
 def reveal(setup: Setup, state: CycleState, *, group_size: int) -> CycleState:
     """Fills ``truth`` for the oracle: P(informative) of every node from ``group_size`` fresh rollouts, never charged.
 
-    For a pass rate p estimated without bias from n rollouts with k successes, P = 1 - p^G - (1-p)^G has the unbiased
-    estimate ``1 - C(k, G)/C(n, G) - C(n-k, G)/C(n, G)`` (Chen et al. 2021, the estimator of pass@k) when
-    ``n >= G``: the share of groups of G among the n rollouts that would have been informative. It is for rewards
-    that take two values; others count as success or failure.
+    The truth is the share of groups of G, drawn without replacement from n fresh rollouts, whose rewards differ. With
+    ``n_v`` rollouts of reward v that is ``1 - sum_v C(n_v, G) / C(n, G)``, unbiased for ``n >= G`` (Chen et al. 2021,
+    the estimator of pass@k).
     """
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), Stream.TRUTH)
     model = nnx.merge(setup.graphdef, state.params)
-    _, success = evaluate(
+    reward, _ = evaluate(
         key, model, setup.environment, setup.task, group_size=group_size, temperature=setup.temperature
     )
-    wins = success.sum(axis=1).astype(jnp.float32)
-    truth = (
-        1 - _all_drawn(wins, group_size, setup.group_size) - _all_drawn(group_size - wins, group_size, setup.group_size)
-    )
-    truth = jnp.where(setup.graph.nodes.mask, truth, 0.0)
+    truth = jnp.where(setup.graph.nodes.mask, share_of_mixed_groups(reward, setup.group_size), 0.0)
     return state._replace(scheduler=state.scheduler._replace(truth=truth))
 
 
-def _all_drawn(count: jax.Array, total: int, drawn: int) -> jax.Array:
-    """Probability that ``drawn`` of ``total`` rollouts, without replacement, all come from ``count`` of them."""
-    terms = jnp.arange(drawn, dtype=jnp.float32)
-    return jnp.prod(jnp.maximum(count[:, None] - terms[None], 0.0) / (total - terms)[None], axis=1)
+def share_of_mixed_groups(reward: jax.Array, group_size: int) -> jax.Array:
+    """Share of the groups of ``group_size`` among n rewards that have unequal rewards, f32[N] for f32[N, n]."""
+    total = reward.shape[1]
+    alike = (jnp.abs(reward[:, :, None] - reward[:, None, :]) <= SAME).sum(axis=2).astype(jnp.float32)  # n_v of each
+    terms = jnp.arange(group_size, dtype=jnp.float32)
+    chance = jnp.prod(jnp.maximum(alike[..., None] - terms, 0.0) / (total - terms), axis=-1)
+    return 1.0 - (chance / alike).sum(axis=1)  # each value v was counted n_v times

@@ -225,8 +225,9 @@ def generate(config: ToolWorldConfig) -> ToolWorld:
         by_name = {tool.name: tool for tool in tools}
         want = config.eval_per_held_out_env if (t, d) in held else config.tasks_per_env + config.eval_per_env
         found = _scenarios(rng, sampler, want, config.variants)
-        # Whole scenarios are held out, so that a near-duplicate of an evaluation task is never trained on.
-        evaluated = set(rng.permutation(sorted({g for g, _, _ in found}))[: -(-config.eval_per_env // config.variants)])
+        evaluated: set[tuple] = set()
+        if (t, d) not in held:
+            evaluated, found = _evaluation(rng, found, config.eval_per_env)
         for i, (group, scenario, slack) in enumerate(found):
             budget = len(scenario.script) + slack
             style = int(rng.integers(vocab.STYLES))
@@ -237,7 +238,7 @@ def generate(config: ToolWorldConfig) -> ToolWorld:
             script = np.zeros((vocab.MAX_TURNS, 2), np.int32)
             for j, (name, argument) in enumerate(scenario.script):
                 script[j] = vocab.FIRST["tool"] + slot_of[name], vocab.NO_ARGUMENT + 1 + argument
-            split = HELD_OUT_ENV if (t, d) in held else HELD_OUT_TASK if group in evaluated else TRAIN
+            split = HELD_OUT_ENV if (t, d) in held else HELD_OUT_TASK if _content(scenario) in evaluated else TRAIN
             env_id = f"{domain}/{topology}"
             values = dict(
                 env=env,
@@ -279,11 +280,33 @@ def _held_out(rng: np.random.Generator, pairs: list[tuple[int, int]], count: int
     return held
 
 
-def _scenarios(
-    rng: np.random.Generator, sampler: topo.Sampler, want: int, variants: int
-) -> list[tuple[int, topo.Scenario, int]]:
+Found = list[tuple[int, topo.Scenario, int]]  # group, scenario, slack
+
+
+def _content(scenario: topo.Scenario) -> tuple:
+    """What a policy could learn by heart: the visible facts, the target and the solution."""
+    facts = tuple(slot for slot, value in sorted(scenario.init.items()) if value and slot < vocab.SYMBOLS)
+    return facts[-vocab.VISIBLE :], scenario.target, scenario.script
+
+
+def _evaluation(rng: np.random.Generator, found: Found, count: int) -> tuple[set[tuple], Found]:
+    """Holds out contents with about ``count`` tasks; near-duplicates of theirs with other content are dropped.
+
+    Returns:
+      The contents to evaluate on, and the tasks that remain for training or evaluation.
+    """
+    chosen: set[tuple] = set()
+    for i in rng.permutation(len(found)):
+        if sum(_content(scenario) in chosen for _, scenario, _ in found) >= count:
+            break
+        chosen.add(_content(found[i][1]))
+    groups = {group for group, scenario, _ in found if _content(scenario) in chosen}
+    return chosen, [f for f in found if _content(f[1]) in chosen or f[0] not in groups]
+
+
+def _scenarios(rng: np.random.Generator, sampler: topo.Sampler, want: int, variants: int) -> Found:
     """Up to ``want`` distinct tasks as (group, scenario, slack); small topologies have fewer."""
-    found: list[tuple[int, topo.Scenario, int]] = []
+    found: Found = []
     seen: set[tuple] = set()
     last = 0  # the last group that had something new
     for group in itertools.count():
