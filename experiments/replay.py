@@ -22,7 +22,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envsched_jax import schedulers
-from experiments import common, metrics, recorded, replay_report
+from experiments import common, loop, metrics, recorded, replay_report, report
 from experiments.recorded import OUTCOMES, TASKS
 from experiments.replay_arm import RANKED, SPLITS, WHOLE, Pool, prepare, run_arm
 
@@ -148,7 +148,7 @@ def replay(
             recipe, options = recipes[arm]
             oracle = "recorded" if arm == CLAIRVOYANT else "held_back" if recipe == "oracle" else None
             full = settings | {"recipe": recipe, "options": options, "oracle": oracle}
-            mark = _fingerprint(folder, full | {"cohort": cohort, "graph": graph})
+            mark = _fingerprint(folder, full | {"cohort": cohort, "graph": graph, "code": loop.code_digest()})
             results[arm] = _run_or_keep(workdir, data.name, arm, mark, pool, full)
         figures = summarise(results)
         datasets[data.name] = {
@@ -169,6 +169,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     common.write_summary(workdir, "replay", config, summary, started)
     replay_report.draw(workdir, summary)
     print(replay_report.table(summary), flush=True)
+    print(f"report: {report.build(workdir)}")
 
 
 if __name__ == "__main__":
