@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from envsched_jax.schedulers.baselines import oracle, stratified, uniform
 from envsched_jax.schedulers.envsched import Settings, env_mean, envsched, no_graph, predict, quotas
 from envsched_jax.types import Belief, Graph, Scheduler, SchedulerState
@@ -18,6 +20,7 @@ __all__ = [
     "no_graph",
     "oracle",
     "predict",
+    "quota_fn",
     "quotas",
     "stratified",
     "uniform",
@@ -50,7 +53,19 @@ def belief_fn(name: str, **settings: Any) -> Callable[[Graph, SchedulerState], B
 
     Raises what ``make`` raises.
     """
+    resolved = _settings(name, settings)
+    return None if resolved is None else functools.partial(predict, resolved)
+
+
+def quota_fn(name: str, **settings: Any) -> Callable[[Graph, SchedulerState], jax.Array] | None:
+    """Returns the quotas i32[E] that the recipe sets its next batch, as ``belief_fn`` does; None if it has none."""
+    resolved = _settings(name, settings)
+    return None if resolved is None or resolved.quota == "none" else functools.partial(quotas, resolved)
+
+
+def _settings(name: str, settings: dict[str, Any]) -> Settings | None:
+    """Resolves the settings of a recipe that believes."""
     make(name, **settings)
     if name not in ("env_mean", "envsched", "no_graph"):
         return None
-    return functools.partial(predict, Settings(**({} if name == "envsched" else {"belief": name}) | settings))
+    return Settings(**({} if name == "envsched" else {"belief": name}) | settings)

@@ -39,7 +39,8 @@ class Settings:
       coverage: weights of the novelty of environment, pattern and task, beside a value between 0 and 1.
       quota: 'none', 'uniform', 'proportional', 'weights' or 'cap'.
       quota_weights: for 'weights', one per environment in order of index.
-      quota_cap: for 'cap', the most tasks of one environment in a batch; None is a tenth of the batch, rounded up.
+      quota_cap: for 'cap', the most tasks of one environment in a batch; None is a tenth of the batch or twice an even
+        share, whichever is more, so that few environments can still fill it.
       gamma: discount of records per step; 0.9 is a memory of about 10 steps.
       nu: the most rollouts that the neighbours count for; None is one group.
       c: rollouts that the environment's mean counts for.
@@ -125,13 +126,16 @@ def predict(settings: Settings, graph: Graph, state: SchedulerState) -> Belief:
 
 def quotas(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array:
     """Returns the quota of every environment for the next batch, i32[E]; beside ``select.quota.deviation``."""
+    environments = jnp.maximum((quota.count_tasks(graph) > 0).sum(), 1)
+    fair = (2 * settings.batch_size + environments - 1) // environments
+    default_cap = jnp.maximum(math.ceil(settings.batch_size / 10), fair)
     return quota.allocate(
         graph,
         state.quota_carry,
         batch_size=settings.batch_size,
         mode=settings.quota,
         weights=settings.quota_weights,
-        cap=math.ceil(settings.batch_size / 10) if settings.quota_cap is None else settings.quota_cap,
+        cap=default_cap if settings.quota_cap is None else settings.quota_cap,
     )
 
 

@@ -44,7 +44,7 @@ def allocate(
     batch_size: int,
     mode: str,
     weights: tuple[float, ...] | None = None,
-    cap: int | None = None,
+    cap: int | jax.Array | None = None,
 ) -> jax.Array:
     """Returns the quota of every environment, i32[E].
 

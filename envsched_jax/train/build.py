@@ -141,6 +141,7 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
         std=train.advantage_std,
         clip_low=train.clip_low,
         clip_high=train.clip_high,
+        quotas=schedulers.quota_fn(name, **settings),
         max_draws=train.max_draws if filter == "dapo" else 1,
     )
     # The graph is an argument, not a constant of the program: constants are compiled in, once per arm.

@@ -4,6 +4,7 @@ Every function is pure and about one seed; ``train/build.py`` compiles them.
 """
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -44,6 +45,7 @@ class Setup(NamedTuple):
     std: Std
     clip_low: float
     clip_high: float
+    quotas: Callable[[Graph, SchedulerState], jax.Array] | None  # i32[E], to tell where a batch goes beyond them
     max_draws: int  # batches that a step may draw to find informative groups; 1 is no filter
 
 
@@ -68,6 +70,7 @@ class StepMetrics(NamedTuple):
     predicted_informative_share: jax.Array  # f32[], NaN for a recipe without a belief
     reward_mean: jax.Array  # f32[]
     explore_share: jax.Array  # f32[]
+    over_quota: jax.Array  # f32[], share of the groups that are beyond the quota of their environment
     loss: jax.Array  # f32[]
     grad_norm: jax.Array  # f32[]
     entropy: jax.Array  # f32[]
@@ -156,35 +159,42 @@ class _Sums(NamedTuple):
     solved: jax.Array
     predicted: jax.Array
     explore: jax.Array
+    over_quota: jax.Array
     reward: jax.Array  # sum over valid rollouts
     valid: jax.Array  # valid rollouts
     tokens: jax.Array
     env_count: jax.Array  # i32[E]
 
 
-def _sums(setup: Setup, batch: Batch, trajectory: Trajectory) -> _Sums:
+def _sums(setup: Setup, before: SchedulerState, batch: Batch, trajectory: Trajectory) -> _Sums:
     valid, live = is_valid(trajectory.status), batch.mask
     informative = informative_groups(trajectory)
     env = setup.graph.nodes.env[batch.node]
+    env_count = jax.ops.segment_sum(live.astype(jnp.int32), env, setup.graph.globals.env_mask.shape[0])
+    beyond = (
+        jnp.int32(0) if setup.quotas is None else jnp.maximum(env_count - setup.quotas(setup.graph, before), 0).sum()
+    )
     return _Sums(
         groups=live.sum().astype(jnp.float32),
         informative=(live & informative).sum().astype(jnp.float32),
         solved=(live & ~informative & (trajectory.success & valid).any(axis=1)).sum().astype(jnp.float32),
         predicted=jnp.where(live, batch.p_informative, 0.0).sum(),
         explore=(live & batch.explore).sum().astype(jnp.float32),
+        over_quota=beyond.astype(jnp.float32),
         reward=jnp.where(valid, trajectory.reward, 0.0).sum(),
         valid=valid.sum().astype(jnp.float32),
         tokens=jnp.where(live[:, None], trajectory.tokens, 0.0).sum(),
-        env_count=jax.ops.segment_sum(live.astype(jnp.int32), env, setup.graph.globals.env_mask.shape[0]),
+        env_count=env_count,
     )
 
 
 def _draw(setup: Setup, key: Key, params: nnx.State, scheduler: SchedulerState) -> _Drawn:
     """One batch: selected, rolled out, observed."""
-    batch = select(setup, jax.random.fold_in(key, Stream.SELECT), scheduler)
+    before = scheduler
+    batch = select(setup, jax.random.fold_in(key, Stream.SELECT), before)
     trajectory = play(setup, jax.random.fold_in(key, Stream.ROLLOUT), params, batch)
     scheduler = observe(setup, scheduler, batch, trajectory)
-    return _Drawn(trajectory, scheduler, jnp.int32(1), _sums(setup, batch, trajectory))
+    return _Drawn(trajectory, scheduler, jnp.int32(1), _sums(setup, before, batch, trajectory))
 
 
 def _refill(setup: Setup, key: Key, params: nnx.State, first: _Drawn) -> _Drawn:
@@ -237,6 +247,7 @@ def step(setup: Setup, state: CycleState) -> tuple[CycleState, StepMetrics]:
         predicted_informative_share=sums.predicted / groups,
         reward_mean=sums.reward / jnp.maximum(sums.valid, 1),
         explore_share=sums.explore / groups,
+        over_quota=sums.over_quota / groups,
         loss=update.loss,
         grad_norm=update.grad_norm,
         entropy=update.entropy,
