@@ -30,7 +30,7 @@ def targets(lapse):
 def test_the_expert_lapses_as_told():
     wanted, submit = targets(0.2)
     np.testing.assert_allclose(wanted.sum(-1), 1, atol=1e-5)
-    assert not np.asarray(jnp.where(DEMOS.legal, 0.0, wanted)).any()
+    assert not np.asarray(jnp.where(DEMOS.legal | ~DEMOS.mask[..., None], 0.0, wanted)).any()
     for i in range(0, len(submit), 7):
         legal = np.asarray(DEMOS.legal[i, 4])  # the tool token of turn 2
         e = 1 - 0.8**1.5

@@ -285,6 +285,6 @@ def share_of_mixed_groups(reward: jax.Array, group_size: int) -> jax.Array:
     """Share of the groups of ``group_size`` among n rewards that have unequal rewards, f32[N] for f32[N, n]."""
     total = reward.shape[1]
     alike = (jnp.abs(reward[:, :, None] - reward[:, None, :]) <= SAME).sum(axis=2).astype(jnp.float32)  # n_v of each
-    terms = jnp.arange(group_size, dtype=jnp.float32)
+    terms = jnp.arange(group_size, dtype=jnp.float32)[None, None]
     chance = jnp.prod(jnp.maximum(alike[..., None] - terms, 0.0) / (total - terms), axis=-1)
     return 1.0 - (chance / alike).sum(axis=1)  # each value v was counted n_v times
