@@ -123,10 +123,10 @@ def _kept(path: Path, identity: dict[str, Any]) -> loop.Curves | None:
     return loop.Curves(**stored["curves"]) if stored["identity"] == identity else None
 
 
-def _cost(item: tuple[str, dict[str, Any]]) -> tuple[bool, bool, bool, str]:
-    """Order of the arms: the one to compare with, then the cheap ones; the oracle and the filter roll out much more."""
+def _cost(item: tuple[str, dict[str, Any]]) -> tuple[bool, bool, bool, bool, str]:
+    """Order of the arms: first those that the question is about; the oracle and the filter roll out much more."""
     name, arm = item
-    return name != BASE, arm["filter"] != "none", arm["scheduler"]["name"] == "oracle", name
+    return name != BASE, name != "envsched", arm["filter"] != "none", arm["scheduler"]["name"] == "oracle", name
 
 
 def main(config: ConfigDict, workdir: Path) -> None:

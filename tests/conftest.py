@@ -11,7 +11,6 @@ import jax
 import pytest
 
 STRICT_DTYPES = ("test_pool", "test_graph", "test_belief", "test_select", "test_schedulers")
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envsched_jax" / "jax_tests"
@@ -25,13 +24,3 @@ def strict_dtypes(request):
     strict = request.module.__name__.rsplit(".", 1)[-1] in STRICT_DTYPES
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
-
-
-@pytest.fixture(scope="session")
-def recorded_data() -> Path:
-    """Folder of recorded outcomes; skips where it is not there."""
-    if not DATA.is_dir():
-        pytest.skip(
-            f"recorded outcomes of real agents are not on this machine (looked beside the checkout: {DATA.name})"
-        )
-    return DATA

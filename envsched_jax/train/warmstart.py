@@ -17,7 +17,13 @@ from envsched_jax.environments.toolworld import vocabulary as vocab
 from envsched_jax.policy import Transformer, TransformerConfig
 from envsched_jax.train import imitation
 
-FORMAT = 1  # raise when the meaning of a cached base policy changes
+PACKAGE = Path(__file__).resolve().parent.parent
+SOURCES = (
+    "environments/toolworld",
+    "policy",
+    "train/imitation.py",
+    "train/warmstart.py",
+)  # what a base policy depends on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +43,16 @@ def cache_folder() -> Path:
     """Folder of cached base policies: ``$ENVSCHED_CACHE`` or the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("ENVSCHED_CACHE") or Path(base) / "envsched_jax")
+
+
+def _source_digest() -> str:
+    """Identifies the code that makes base policies: a cached one is not used after a change of it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in SOURCES:
+        path = PACKAGE / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def demonstrations(
@@ -79,7 +95,11 @@ def base_policy(
 
     The cache file is written whole or not at all, so a killed run leaves nothing half-made.
     """
-    settings = [FORMAT, jax.__version__, *(dataclasses.asdict(c) for c in (model_config, world_config, config))]
+    settings = [
+        _source_digest(),
+        jax.__version__,
+        *(dataclasses.asdict(c) for c in (model_config, world_config, config)),
+    ]
     name = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=12).hexdigest()
     path = cache_folder() / "base_policies" / f"{name}.npz"
     model = Transformer(model_config, rngs=nnx.Rngs(config.seed))
