@@ -232,7 +232,10 @@ def _check_outcomes(jitted: Scheduler, graph: Graph, state: SchedulerState, outc
 
 
 def _check_keys(scheduler: Scheduler, graph: Graph, key: Key, state: SchedulerState) -> None:
-    """No key is used twice; traced anew, since the checker looks at traces."""
+    """No key is consumed twice, as far as JAX's checker sees; traced anew, since it looks at traces.
+
+    It does not see that two streams were folded in with the same number: that takes a test of values.
+    """
     with jax.debug_key_reuse(True):
         try:
             jax.jit(lambda *args: scheduler.select(*args)).trace(key, graph, state)

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 
 
 def mean_gap(datasets: Mapping[str, Any]) -> dict[str, float]:
-    """Mean over data sets of the share of the gap from uniform to the oracle that each arm closes."""
+    """Mean over data sets of the share of the gap from uniform to the oracle that each arm closes.
+
+    A set where the oracle is not above uniform has no gap (NaN) and is left out, for every arm alike.
+    """
     gaps: dict[str, list[float]] = {}
     for data in datasets.values():
         for arm, figures in data["arms"].items():
             gaps.setdefault(arm, []).append(figures["gap_closed"])
-    return {arm: float(np.mean(values)) for arm, values in gaps.items()}
+    return {arm: float(np.nanmean(values)) for arm, values in gaps.items()}
 
 
 def table(summary: Mapping[str, Any]) -> str:
