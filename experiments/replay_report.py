@@ -19,7 +19,8 @@ def mean_gap(datasets: Mapping[str, Any]) -> dict[str, float]:
     for data in datasets.values():
         for arm, figures in data["arms"].items():
             gaps.setdefault(arm, []).append(figures["gap_closed"])
-    return {arm: float(np.nanmean(values)) for arm, values in gaps.items()}
+    kept = {arm: [value for value in values if np.isfinite(value)] for arm, values in gaps.items()}
+    return {arm: float(np.mean(values)) if values else float("nan") for arm, values in kept.items()}
 
 
 def table(summary: Mapping[str, Any]) -> str:
