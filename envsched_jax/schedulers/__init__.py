@@ -11,6 +11,7 @@ from envsched_jax.schedulers.envsched import Settings, env_mean, envsched, no_gr
 from envsched_jax.types import Belief, Graph, Scheduler, SchedulerState
 
 __all__ = [
+    "BELIEVERS",
     "RECIPES",
     "Settings",
     "belief_fn",
@@ -34,6 +35,9 @@ RECIPES: dict[str, Callable[..., Scheduler]] = {
     "stratified": stratified,
     "uniform": uniform,
 }
+
+
+BELIEVERS = ("env_mean", "envsched", "no_graph")  # recipes that predict whether a group will be informative
 
 
 def make(name: str, **settings: Any) -> Scheduler:
@@ -66,6 +70,6 @@ def quota_fn(name: str, **settings: Any) -> Callable[[Graph, SchedulerState], ja
 def _settings(name: str, settings: dict[str, Any]) -> Settings | None:
     """Resolves the settings of a recipe that believes."""
     make(name, **settings)
-    if name not in ("env_mean", "envsched", "no_graph"):
+    if name not in BELIEVERS:
         return None
     return Settings(**({} if name == "envsched" else {"belief": name}) | settings)
