@@ -191,6 +191,7 @@ class SchedulerState(NamedTuple):
     history: History
     quota_carry: jax.Array  # f32[E], fractional slots owed to each environment
     truth: jax.Array  # f32[N], read by the oracle only; filled by the cycle's evaluator
+    memory: Any = ()  # what one recipe remembers beyond the history: a NamedTuple of arrays, or nothing
 
 
 class Scheduler(NamedTuple):

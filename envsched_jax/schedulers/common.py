@@ -5,17 +5,18 @@ import jax.numpy as jnp
 
 from envsched_jax.belief import history
 from envsched_jax.select import quota
-from envsched_jax.types import Batch, Belief, Graph, Outcome, SchedulerState
+from envsched_jax.types import Batch, Belief, Graph, Outcome, PyTree, SchedulerState
 
 
-def init(graph: Graph) -> SchedulerState:
-    """Returns the state before the first rollout."""
+def init(graph: Graph, memory: PyTree = ()) -> SchedulerState:
+    """Returns the state before the first rollout; ``memory`` is the recipe's own."""
     num_nodes, num_envs = graph.nodes.mask.shape[0], graph.globals.env_mask.shape[0]
     return SchedulerState(
         step=jnp.zeros((), jnp.int32),
         history=history.init(num_nodes),
         quota_carry=jnp.zeros(num_envs, jnp.float32),
         truth=jnp.zeros(num_nodes, jnp.float32),
+        memory=memory,
     )
 
 
@@ -28,7 +29,10 @@ def observe(
     mode: str = "none",
     weights: tuple[float, ...] | None = None,
 ) -> SchedulerState:
-    """Returns the state one step later; quotas are settled by what was delivered, not by what was proposed."""
+    """Returns the state one step later; quotas are settled by what was delivered, not by what was proposed.
+
+    ``memory`` stays as it is: a recipe that has one replaces it.
+    """
     delivered = history.counted(outcome).any(axis=1)
     env = graph.nodes.env[jnp.where(delivered, outcome.node, 0)]
     per_env = jax.ops.segment_sum(delivered.astype(jnp.int32), env, state.quota_carry.shape[0])
@@ -38,6 +42,7 @@ def observe(
         history=history.update(state.history, outcome, state.step, gamma),
         quota_carry=quota.settle(state.quota_carry, share, per_env, outcome.node.shape[0]),
         truth=state.truth,
+        memory=state.memory,
     )
 
 
