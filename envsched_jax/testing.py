@@ -66,6 +66,7 @@ def tiny_graph(
         pattern=jnp.asarray(rng.integers(0, patterns, n), jnp.int32),
         uid=jnp.asarray(rng.choice(2**32, n, replace=False), jnp.uint32),
         feature=jnp.asarray(feature, jnp.float32),
+        checks=jnp.ones(n, jnp.int32),
     )
     graph = TinyGraph(
         nodes=nodes,

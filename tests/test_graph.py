@@ -68,6 +68,7 @@ def by_name(g, index, k=K):
             "pattern": int(nodes.pattern[i]),
             "uid": int(nodes.uid[i]),
             "feature": nodes.feature[i].tolist(),
+            "checks": int(nodes.checks[i]),
         }
         for i, task_id in enumerate(index.task_ids)
     }
@@ -159,6 +160,13 @@ def test_nodes_are_numbered_by_domain_environment_and_task():
     assert index.node_of(index.task_ids[17]) == 17
     with pytest.raises(KeyError, match="nobody"):
         index.node_of("nobody")
+
+
+def test_checks_count_only_where_the_verifier_gives_partial_credit():
+    verifiers = [None, *(Verifier("v", *x) for x in ((), (3,), (3, False), (3, True), (0, True), (None, True)))]
+    pool = [Record(f"t{i}", "e", "", (), verifier=v) for i, v in enumerate(verifiers)]
+    g, _ = graph.build(pool, k=2, num_patterns=2, feature_dim=4)
+    assert g.nodes.checks.dtype == jnp.int32 and g.nodes.checks.tolist() == [1, 1, 1, 1, 3, 1, 1, 0]
 
 
 def test_order_of_records_changes_nothing():

@@ -118,6 +118,7 @@ def build(
         pattern=_rows(size, node, pattern),
         uid=_rows(size, node, uid),
         feature=_rows(size, node, rows.node),
+        checks=_rows(size, node, _checks(tasks)),
     )
     _validate(senders, mask, nodes, k)
     graph = jraph.GraphsTuple(
@@ -201,6 +202,11 @@ def _groups(tasks: Sequence[Record]) -> np.ndarray:
     number: dict[str, int] = {}
     ids = [-1 if t.group_id is None else number.setdefault(t.group_id, len(number)) for t in tasks]
     return np.array(ids, np.int32)
+
+
+def _checks(tasks: Sequence[Record]) -> np.ndarray:
+    verifiers = (t.verifier for t in tasks)
+    return np.array([max(v.n_checks or 1, 1) if v is not None and v.partial else 1 for v in verifiers], np.int32)
 
 
 def _candidates(
