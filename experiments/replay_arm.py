@@ -41,6 +41,7 @@ class Pool(NamedTuple):
     env: np.ndarray  # i64[T]
     scenario: np.ndarray  # i64[T], -1 where the record has no group_id
     members: list[tuple[int, ...]]
+    record: np.ndarray  # i64[T], place of each task's record in the data set
 
 
 def simulate(
@@ -193,6 +194,7 @@ def prepare(data: Recorded, *, group_size: int, cohort: int, graph: Mapping[str,
         env=np.asarray(built.nodes.env)[: len(names)].astype(np.int64),
         scenario=np.array([ids.get(n, -1) for n in names]),
         members=members,
+        record=index.record,
     )
 
 
