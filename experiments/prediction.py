@@ -8,8 +8,8 @@ tasks, or of the same tasks at a later checkpoint. The settings:
 * `sparse_05`, `sparse_15`, `sparse_40`: one rollout of that share of all past (checkpoint, task) cells, predict every
   task at the present checkpoint; `stale`: one rollout of every task at the checkpoint before; `dense`: all the past.
 
-Beliefs learn of the shown trials as in a run: `Scheduler.observe` on one `Outcome` per checkpoint, in order of time, with
-a row per task and a slot per trial. Trials that are not shown are ABSENT and their rewards are zeros.
+Beliefs learn of the shown trials as in a run: `Scheduler.observe` on one `Outcome` per checkpoint, in order of time,
+with a row per task and a slot per trial. Trials that are not shown are ABSENT and their rewards are zeros.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,8 @@ from experiments.replay_arm import Pool, prepare
 COLD = ("cold", "cold_scenario", "cold_env")
 SPARSE = {"sparse_05": 0.05, "sparse_15": 0.15, "sparse_40": 0.40}
 SETTINGS = (*COLD, *SPARSE, "stale", "dense")
-METRICS = ("spearman_mean", "spearman_variance", "auc_mixed", "top_quarter", "ece", "brier", "nll", "ece_mean")
+RANKED = ("spearman_mean", "spearman_variance", "auc_mixed", "top_quarter", "auc_informative")
+METRICS = (*RANKED, "ece", "brier", "nll", "ece_mean")
 SMALLEST = 8  # tasks to predict; a rank correlation of fewer says nothing
 
 Believe = Callable[[Graph, SchedulerState], Belief]
@@ -217,7 +218,8 @@ def score(guess: Estimate, reward: np.ndarray, target: np.ndarray, group_size: i
     share = metrics.p_informative(reward, group_size)
     full = target & ~np.isnan(share)
     if guess.share is None or not full.any():
-        return values | dict.fromkeys(("ece", "brier", "nll"), metrics.NOTHING)
+        return dict.fromkeys(METRICS, metrics.NOTHING) | values
+    values["auc_informative"] = metrics.auc(guess.share[at], variance[at] > 0)
     said, truth = guess.share[full], share[full]
     values["ece"] = metrics.calibration_error(said, truth)
     values["brier"] = float(((said - truth) ** 2 + truth * (1 - truth)).mean())
@@ -284,35 +286,36 @@ def evaluate(
       `{setting: {method: {metric: {"mean", "ci"}}}}`: per seed the mean over checkpoints, then mean and 95 % interval
       over seeds.
     """
-    runs: dict[str, Callable[[Case, str], Estimate]] = {
-        name: _bind(program(believer), task.pool) for name, believer in believers.items()
-    }
+    programs = {name: program(believer) for name, believer in believers.items()}
     predictors = reference.predictors(task.view) if references else {}
-    for name, predictor in predictors.items():
-        runs[name] = _bind_reference(predictor, task)
     results = {}
     for setting in settings:
-        asked = [cases(task.pool, setting, seed, most) for seed in range(seeds)]
-        if not asked[0]:
-            continue
-        results[setting] = {
-            name: _over_seeds([[_ask(run, task, case, setting) for case in row] for row in asked])
-            for name, run in runs.items()
-            if setting not in COLD or name not in reference.OWN
-        }
+        rows: dict[str, list[list[dict[str, float]]]] = {}
+        for seed in range(seeds):
+            asked = cases(task.pool, setting, seed, most)
+            answers = [_answers(task, case, setting, programs, predictors) for case in asked]
+            for name in answers[0] if answers else ():
+                rows.setdefault(name, []).append([scores[name] for scores in answers])
+        if rows:
+            results[setting] = {name: _over_seeds(scores) for name, scores in rows.items()}
     return results
 
 
-def _bind(run: Callable[..., Belief], pool: Pool) -> Callable[[Case, str], Estimate]:
-    return lambda case, setting: answer(run, pool, case, setting)
-
-
-def _bind_reference(predictor: reference.Predictor, task: Problem) -> Callable[[Case, str], Estimate]:
-    return lambda case, _: predictor(observed(task.pool.pooled, case.shown, task.group_size))
-
-
-def _ask(run: Callable[[Case, str], Estimate], task: Problem, case: Case, setting: str) -> dict[str, float]:
-    return score(run(case, setting), task.pool.pooled[case.present], case.target, task.group_size)
+def _answers(
+    task: Problem,
+    case: Case,
+    setting: str,
+    programs: Mapping[str, Callable[..., Belief]],
+    predictors: Mapping[str, reference.Predictor],
+) -> dict[str, dict[str, float]]:
+    """The scores of every method on one case."""
+    guesses = {name: answer(run, task.pool, case, setting) for name, run in programs.items()}
+    seen = observed(task.pool.pooled, case.shown, task.group_size) if predictors else None
+    for name, predict in predictors.items():
+        if seen is not None and (setting not in COLD or name not in reference.OWN):
+            guesses[name] = predict(seen)
+    reward = task.pool.pooled[case.present]
+    return {name: score(guess, reward, case.target, task.group_size) for name, guess in guesses.items()}
 
 
 def _over_seeds(rows: list[list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
@@ -325,7 +328,7 @@ def _over_seeds(rows: list[list[dict[str, float]]]) -> dict[str, dict[str, Any]]
     return found
 
 
-def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], shown: Sequence[str] = METRICS[:4]) -> str:
+def table(results: Mapping[str, Mapping[str, Mapping[str, Any]]], shown: Sequence[str] = RANKED) -> str:
     """Results of one data set as text: a row per setting and method."""
     lines = [f"{'setting':<14}{'method':<20}" + "".join(f"{name:>19}" for name in shown)]
     for setting, methods in results.items():

@@ -1,8 +1,8 @@
 """Simple predictors in NumPy that a belief has to beat: environment means, neighbours, a Gaussian process, own records.
 
 Every predictor is a function `Observed -> Estimate`, made from the records of all tasks; it sees what was observed of
-some of them and nothing else. Mean, variance and share of informative groups are predicted on their own, never one from another,
-unless no variance was observed at all (single rollouts): then it is m(1-m) of the predicted mean.
+some of them and nothing else. Mean, variance and share of informative groups are predicted on their own, never one from
+another, unless no variance was observed at all (single rollouts): then it is m(1-m) of the predicted mean.
 """
 
 import re
@@ -17,6 +17,7 @@ import numpy as np
 from envsched_jax.pool import Record
 
 NEIGHBOURS = 10
+SHARPNESS = 3  # power of the similarity that neighbours count by
 SHRINK = 1.0  # pseudo-rollouts of the pool's mean behind an environment's, and of the prior behind a task's own record
 TUNED_ON = 256  # most observed tasks on which the Gaussian process fits its kernel
 TUNING_STEPS = 25
@@ -104,8 +105,8 @@ def _cosine(bags: Sequence[Mapping[str, int]]) -> np.ndarray:
 def _near(numbers: np.ndarray) -> np.ndarray:
     """Similarity of counts, f64[n, n]: a Gaussian of the distance of standardised logarithms, per known count."""
     logs = np.log1p(np.maximum(numbers, 0))
-    known = ~np.isnan(logs).any(axis=0) & (np.nanstd(np.nan_to_num(logs), axis=0) > 0)
-    logs = logs[:, known]
+    logs = logs[:, ~np.isnan(logs).any(axis=0)]
+    logs = logs[:, np.ptp(logs, axis=0) > 0]
     if not logs.size:
         return np.zeros((len(numbers), len(numbers)))
     logs = (logs - logs.mean(axis=0)) / logs.std(axis=0)
@@ -133,14 +134,14 @@ def by_environment(env: np.ndarray) -> Regress:
 
 
 def by_neighbours(similarity: np.ndarray, k: int = NEIGHBOURS) -> Regress:
-    """Mean of the k most similar other tasks that were observed, weighted by similarity."""
+    """Mean of the k most similar other tasks that were observed, weighted by similarity ** SHARPNESS."""
     jitter = np.random.default_rng(0).random(similarity.shape) * 1e-6  # equal neighbours in no particular order
 
     def regress(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
         seen = np.flatnonzero(weight > 0)
         if len(seen) < 2:
             return np.full(len(weight), pool_mean(weight, value))
-        near = np.maximum(similarity, 0)[:, seen] + 1e-6 + jitter[:, seen]
+        near = np.maximum(similarity, 0)[:, seen] ** SHARPNESS + 1e-6 + jitter[:, seen]
         near[seen, np.arange(len(seen))] = 0
         first = np.argpartition(-near, min(k, len(seen)) - 1, axis=1)[:, :k]
         share = np.take_along_axis(near, first, axis=1)
