@@ -10,7 +10,16 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import jax
 import pytest
 
-STRICT_DTYPES = ("test_pool", "test_graph", "test_belief", "test_select", "test_schedulers")
+STRICT_DTYPES = (
+    "test_pool",
+    "test_graph",
+    "test_belief",
+    "test_select",
+    "test_schedulers",
+    "test_logdet",
+    "test_cost",
+    "test_partial",
+)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envsched_jax" / "jax_tests"

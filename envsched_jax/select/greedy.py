@@ -52,7 +52,7 @@ def pick(
     num_nodes = value.shape[0]
     index = jnp.arange(num_nodes, dtype=jnp.int32)
     if num_nodes > shortlist:
-        index = _shortlist(jnp.where(eligible, value, -jnp.inf), env, quota.shape[0], shortlist)
+        index = candidates(jnp.where(eligible, value, -jnp.inf), env, quota.shape[0], shortlist)
     value, eligible, env, closest = value[index], eligible[index], env[index], closest[index]
     columns = feature[index].T  # [D, M]: the reduction over D then runs over contiguous rows
 
@@ -61,8 +61,8 @@ def pick(
     ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         left, closest, quota = state
         allowed = left & (quota[env] > 0)
-        candidates = jnp.where(allowed.any(), allowed, left)
-        best = _argmax(jnp.where(candidates, value - eta * closest, -jnp.inf))
+        open_nodes = jnp.where(allowed.any(), allowed, left)
+        best = argmax(jnp.where(open_nodes, value - eta * closest, -jnp.inf))
         found = left.any()
         cosine = jnp.matmul(columns[:, best], columns, precision="highest")
         state = left.at[best].set(False), jnp.maximum(closest, cosine), quota.at[env[best]].add(-1)
@@ -72,13 +72,13 @@ def pick(
     return node, mask
 
 
-def _argmax(x: jax.Array) -> jax.Array:
+def argmax(x: jax.Array) -> jax.Array:
     """Returns the first index of the maximum; two reductions vectorise on CPU where argmax does not."""
     index = jnp.arange(x.shape[0], dtype=jnp.int32)
     return jnp.where(x == x.max(), index, x.shape[0] - 1).min()
 
 
-def _shortlist(value: jax.Array, env: jax.Array, num_envs: int, length: int) -> jax.Array:
+def candidates(value: jax.Array, env: jax.Array, num_envs: int, length: int) -> jax.Array:
     """Returns the nodes worth looking at, i32[length]: the best overall and the best of every environment."""
     overall = jax.lax.top_k(value, length // 2)[0][-1]
     each = max(1, length // (2 * num_envs))
