@@ -20,6 +20,16 @@ VARIANTS = {
     "uniform": {},
     "stratified": {},
     "oracle": {"select": "argmax"},
+    "mopps": {"candidates": 2, "discount": 0.5, "prior": (1.0, 2.0)},
+    "mapp": {},
+    "sec": {},
+    "dump_ucb": {"window": 7},
+    "scaler": {"active": 3, "patience": 2, "window": 2},
+    "learnability": {},
+    "plr": {"fill": 0.2},
+    "vip_gp": {},
+    "potts_graph": {"states": 4, "neighbours": 6},
+    "gps_lite": {"updates": 3},
 }
 
 

@@ -6,38 +6,80 @@ from typing import Any
 
 import jax
 
+from envsched_jax.schedulers import posterior, predictors
+from envsched_jax.schedulers.bandits import dump_ucb, scaler, sec
 from envsched_jax.schedulers.baselines import oracle, stratified, uniform
 from envsched_jax.schedulers.envsched import Settings, env_mean, envsched, no_graph, predict, quotas
+from envsched_jax.schedulers.posterior import mapp, mopps
+from envsched_jax.schedulers.predictors import gps_lite, potts_graph, vip_gp
+from envsched_jax.schedulers.replayed import learnability, plr
 from envsched_jax.types import Belief, Graph, Scheduler, SchedulerState
 
 __all__ = [
-    "BELIEVERS",
+    "BELIEFS",
+    "FAMILY",
     "RECIPES",
     "Settings",
     "belief_fn",
+    "dump_ucb",
     "env_mean",
     "envsched",
+    "gps_lite",
+    "learnability",
     "make",
+    "mapp",
+    "mopps",
     "no_graph",
     "oracle",
+    "plr",
+    "potts_graph",
     "predict",
     "quota_fn",
     "quotas",
+    "scaler",
+    "sec",
     "stratified",
     "uniform",
+    "vip_gp",
 ]
 
 RECIPES: dict[str, Callable[..., Scheduler]] = {
+    "dump_ucb": dump_ucb,
     "env_mean": env_mean,
     "envsched": envsched,
+    "gps_lite": gps_lite,
+    "learnability": learnability,
+    "mapp": mapp,
+    "mopps": mopps,
     "no_graph": no_graph,
     "oracle": oracle,
+    "plr": plr,
+    "potts_graph": potts_graph,
+    "scaler": scaler,
+    "sec": sec,
     "stratified": stratified,
     "uniform": uniform,
+    "vip_gp": vip_gp,
 }
 
+FAMILY = ("env_mean", "envsched", "no_graph")  # the recipes that take ``Settings``
 
-BELIEVERS = ("env_mean", "envsched", "no_graph")  # recipes that predict whether a group will be informative
+
+def _predict(graph: Graph, state: SchedulerState, **settings: Any) -> Belief:
+    return predict(Settings(**settings), graph, state)
+
+
+# What the recipes that predict anything believe of every task: (graph, state, **settings of the recipe) to Belief.
+BELIEFS: dict[str, Callable[..., Belief]] = {
+    "env_mean": functools.partial(_predict, belief="env_mean"),
+    "envsched": _predict,
+    "gps_lite": predictors.believe_gps,
+    "mapp": posterior.believe,
+    "mopps": posterior.believe,
+    "no_graph": functools.partial(_predict, belief="no_graph"),
+    "potts_graph": predictors.believe_potts,
+    "vip_gp": predictors.believe_gp,
+}
 
 
 def make(name: str, **settings: Any) -> Scheduler:
@@ -57,19 +99,14 @@ def belief_fn(name: str, **settings: Any) -> Callable[[Graph, SchedulerState], B
 
     Raises what ``make`` raises.
     """
-    resolved = _settings(name, settings)
-    return None if resolved is None else functools.partial(predict, resolved)
+    make(name, **settings)
+    return functools.partial(BELIEFS[name], **settings) if name in BELIEFS else None
 
 
 def quota_fn(name: str, **settings: Any) -> Callable[[Graph, SchedulerState], jax.Array] | None:
     """Returns the quotas i32[E] that the recipe sets its next batch, as ``belief_fn`` does; None if it has none."""
-    resolved = _settings(name, settings)
-    return None if resolved is None or resolved.quota == "none" else functools.partial(quotas, resolved)
-
-
-def _settings(name: str, settings: dict[str, Any]) -> Settings | None:
-    """Resolves the settings of a recipe that believes."""
     make(name, **settings)
-    if name not in BELIEVERS:
+    if name not in FAMILY:
         return None
-    return Settings(**({} if name == "envsched" else {"belief": name}) | settings)
+    resolved = Settings(**({} if name == "envsched" else {"belief": name}) | settings)
+    return None if resolved.quota == "none" else functools.partial(quotas, resolved)

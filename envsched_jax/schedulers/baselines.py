@@ -10,7 +10,7 @@ from envsched_jax.types import Batch, Graph, Key, Outcome, Scheduler, SchedulerS
 TIE = 1e-4  # size of the random part that breaks ties between equal truths
 
 
-def _epoch_score(key: Key, graph: Graph, state: SchedulerState) -> jax.Array:
+def epoch_score(key: Key, graph: Graph, state: SchedulerState) -> jax.Array:
     """Returns scores by which the least visited tasks come first and, among equals, a random one, f32[N]."""
     nodes = graph.nodes
     visits = state.history.visits
@@ -27,7 +27,7 @@ def uniform(*, batch_size: int, group_size: int) -> Scheduler:
     common.check_sizes(batch_size, group_size)
 
     def select(key: Key, graph: Graph, state: SchedulerState) -> Batch:
-        node, mask = sample.draw(_epoch_score(key, graph, state), graph.nodes.mask, graph.nodes.env, None, batch_size)
+        node, mask = sample.draw(epoch_score(key, graph, state), graph.nodes.mask, graph.nodes.env, None, batch_size)
         return common.to_batch(node, mask, jnp.zeros_like(mask), jnp.ones_like(state.truth))
 
     def observe(graph: Graph, state: SchedulerState, outcome: Outcome) -> SchedulerState:
@@ -45,7 +45,7 @@ def stratified(*, batch_size: int, group_size: int) -> Scheduler:
 
     def select(key: Key, graph: Graph, state: SchedulerState) -> Batch:
         slots = quota.allocate(graph, state.quota_carry, batch_size=batch_size, mode="uniform")
-        score = _epoch_score(key, graph, state)
+        score = epoch_score(key, graph, state)
         node, mask = sample.draw(score, graph.nodes.mask, graph.nodes.env, slots, batch_size)
         return common.to_batch(node, mask, jnp.zeros_like(mask), jnp.ones_like(state.truth))
 

@@ -122,7 +122,7 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
     name = settings.pop("name")
     if filter == "dapo" and name not in ("uniform", "stratified"):
         raise ValueError(f"filter='dapo' draws several batches per step, by which {name!r} would age its records")
-    if suite.world.config.reward_mix[0] < 1 and name in schedulers.BELIEVERS:
+    if suite.world.config.reward_mix[0] < 1 and name in schedulers.FAMILY:
         settings.setdefault("informative", "share")  # the beta formula is for rewards that take two values
     settings |= {"batch_size": train.batch_size, "group_size": train.group_size}
     setup = cycle.Setup(
