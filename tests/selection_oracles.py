@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import oracles
-from scipy import stats
 
 
 def covariance(sd, feature, env, shared, noise):
@@ -90,12 +89,16 @@ def p_informative_given(mean, checks, rho, group_size):
     return 1.0 - sum(p**group_size for p in pmf(mean, checks, rho))
 
 
-def p_informative_checks(mean, believed, checks, rho, group_size, points=1000):
-    """The same averaged over the Beta with this mean and E[m (1-m)] = believed, at its quantiles."""
+def p_informative_checks(mean, believed, checks, rho, group_size):
+    """The same averaged over the Beta with this mean and E[m (1-m)] = believed, on a wide and fine grid of logits."""
     total = believed / (mean * (1.0 - mean) - believed)
-    law = stats.beta(mean * total, (1.0 - mean) * total)
-    quantiles = np.clip(law.ppf((np.arange(points) + 0.5) / points), 1e-12, 1.0 - 1e-12)
-    return float(np.mean([p_informative_given(float(m), checks, rho, group_size) for m in quantiles]))
+    a, b = mean * total, (1.0 - mean) * total
+    result, step = 0.0, 0.05
+    for x in np.arange(-25.0, 25.0, step):
+        p, q = 1.0 / (1.0 + math.exp(-x)), 1.0 / (1.0 + math.exp(x))
+        density = math.exp(a * math.log(p) + b * math.log(q) + math.lgamma(total) - math.lgamma(a) - math.lgamma(b))
+        result += step * density * p_informative_given(p, checks, rho, group_size)
+    return result
 
 
 def correlation(env, checks, record, c, prior, num_envs):
