@@ -6,6 +6,7 @@ norm at most 1 and, but for the text, no negative entries, so inner products lie
 equal tasks tie exactly on every device and in every block.
 """
 
+import hashlib
 import re
 import zlib
 from collections import Counter
@@ -21,6 +22,7 @@ TEXT_DIM = 256  # of the text sketch behind the edges; Features.node is narrower
 _BUCKETS = 1 << 14
 _MAX_COLUMNS = 512
 _GRID = 2.0**10
+_GRAMS = 0.25  # share of the n-grams in the topology
 _QUERY = frozenset(
     "browse calculate check compare compute count describe detail details diff display download estimate fetch filter "
     "find get grep head inspect is list load lookup ls open peek preview print pwd query read retrieve scan search "
@@ -43,7 +45,8 @@ class Features(NamedTuple):
     verifier: np.ndarray  # f32[n, *], zero where the record has no verifier
     execution: np.ndarray  # f32[n, *], squared norm = the share of the topology that is known
     reward: np.ndarray  # f32[n, *], likewise
-    node: np.ndarray  # f32[n, D], unit rows of semantics, tools and execution together, not on the grid
+    node: np.ndarray  # f32[n, D], unit rows of semantics, tools and execution together, not on the grid; one space for
+    # all pools with the same seed: names have their own directions, whatever other names there are
 
 
 def extract(records: Sequence[Record], feature_dim: int, seed: int) -> Features:
@@ -58,14 +61,20 @@ def extract(records: Sequence[Record], feature_dim: int, seed: int) -> Features:
       The features, row i for record i.
     """
     semantics = _unit(_embeddings(records, seed) if _all_embedded(records) else text_sketch(records, seed))
-    used = [_counts(r.gt_actions) for r in records]
-    tools = _blocks([(0.7, multi_hot(used)), (0.3, multi_hot([_counts(r.tools_available) for r in records]))])
+    used, at_hand = ([_counts(names) for names in column] for column in zip(*map(_tools, records), strict=True))
+    tools = _blocks([(0.7, multi_hot(used)), (0.3, multi_hot(at_hand))])
     state = _unit(multi_hot([_state(r) for r in records]))
     verifier = _unit(multi_hot([_verifier(r) for r in records], weighted=False))
-    execution, reward = _execution(records), _reward(records)
+    shapes = [_shape(r) for r in records]
+    numbers, grams = _numbers(shapes), [s.grams for s in shapes]
+    execution = _blocks([*numbers[:4], (_GRAMS, multi_hot(grams, weighted=False, max_columns=128)), *numbers[4:]])
+    reward = _reward(records)
     # Each part counts by its squared norm: meaning most, then tools and shape.
-    joint = np.concatenate([semantics * 0.5**0.5, _unit(tools) * 0.5, _unit(execution) * 0.5], axis=1)
-    node = _unit(project(joint, feature_dim, seed + 1))
+    meaning = project(semantics, feature_dim, seed + 1)
+    calls = 0.7**0.5 * sketch(used, feature_dim, seed + 1) + 0.3**0.5 * sketch(at_hand, feature_dim, seed + 2)
+    path = _GRAMS**0.5 * sketch(grams, feature_dim, seed + 3, weighted=False)
+    path += project(_blocks(numbers), feature_dim, seed + 2)
+    node = _unit(0.5**0.5 * meaning + 0.5 * calls / _norm(tools) + 0.5 * path / _norm(execution))
     parts = (semantics, _unit(tools), state, verifier, execution, reward)
     return Features(*[*map(_on_grid, parts), node.astype(np.float32)])
 
@@ -102,13 +111,27 @@ def multi_hot(
     names = sorted({name for bag in bags for name in bag})
     few = len(names) <= max_columns
     column = {name: i if few else zlib.crc32(name.encode()) % max_columns for i, name in enumerate(names)}
-    df = Counter(name for bag in bags for name in bag)
     out = np.zeros((len(bags), -(-max(1, min(len(names), max_columns)) // 64) * 64))
-    for i, bag in enumerate(bags):
-        for name, count in sorted(bag.items()):
-            rarity = 1 + np.log((1 + len(bags)) / (1 + df[name])) if weighted else 1.0
-            out[i, column[name]] += np.log1p(count) * rarity
+    for row, bag in zip(out, _weights(bags, weighted), strict=True):
+        for name, weight in bag.items():
+            row[column[name]] += weight
     return _unit(out)
+
+
+def sketch(bags: Sequence[Mapping[str, float]], size: int, seed: int, *, weighted: bool = True) -> np.ndarray:
+    """Returns a random projection f64[n, size] of the rows of ``multi_hot``, had it a column for every name.
+
+    The signs of a name depend on the name and the seed only, so bags that come later lie in the same space, also if
+    they have new names. An empty bag is a zero row.
+    """
+    weights = _weights(bags, weighted)
+    names = sorted({name for bag in bags for name in bag})
+    place = {name: i for i, name in enumerate(names)}
+    signs = np.array([_signs(name, size, seed) for name in names]).reshape(len(names), size)
+    rows = [_unit(np.array([[*bag.values()]])) @ signs[[place[name] for name in bag]] for bag in weights if bag]
+    out = np.zeros((len(bags), size))
+    out[[i for i, bag in enumerate(bags) if bag]] = np.concatenate([np.zeros((0, size)), *rows])
+    return out / np.sqrt(size)
 
 
 def roles(record: Record) -> list[str]:
@@ -138,6 +161,18 @@ def project(rows: np.ndarray, size: int, seed: int) -> np.ndarray:
     return rows @ signs / np.sqrt(size)
 
 
+def _signs(name: str, size: int, seed: int) -> np.ndarray:
+    bits = np.frombuffer(hashlib.shake_128(f"{seed} {name}".encode()).digest(-(-size // 8)), np.uint8)
+    return 2.0 * np.unpackbits(bits)[:size] - 1.0
+
+
+def _weights(bags: Sequence[Mapping[str, float]], weighted: bool) -> list[dict[str, float]]:
+    """Returns sublinear counts times, if ``weighted``, inverse document frequencies; names in order."""
+    df = Counter(name for bag in bags for name in bag)
+    rarity = {name: 1 + np.log((1 + len(bags)) / (1 + count)) if weighted else 1.0 for name, count in df.items()}
+    return [{name: np.log1p(count) * rarity[name] for name, count in sorted(bag.items())} for bag in bags]
+
+
 def _words(name: str) -> list[str]:
     return [w.lower() for w in _WORD.findall(name)]
 
@@ -146,6 +181,10 @@ def _bag(text: str) -> tuple[np.ndarray, np.ndarray]:
     words = Counter(zlib.crc32(w.encode()) % _BUCKETS for w in re.findall(r"\w+", text.lower()))
     buckets = sorted(words)  # a fixed order of summation
     return np.array(buckets, np.int64), np.array([words[b] for b in buckets], np.float64)
+
+
+def _tools(record: Record) -> tuple[Sequence[str] | None, Sequence[str]]:
+    return record.gt_actions, record.tools_available
 
 
 def _counts(names: Sequence[str] | None) -> Counter[str]:
@@ -171,24 +210,19 @@ def _verifier(record: Record) -> dict[str, float]:
     return bag
 
 
-def _execution(records: Sequence[Record]) -> np.ndarray:
-    """Abstract execution topology, f64[n, *]: what is unknown leaves its block zero."""
-    shapes = [_shape(r) for r in records]
-    grams = multi_hot([s.grams for s in shapes], weighted=False, max_columns=128)
+def _numbers(shapes: Sequence["_Shape"]) -> list[tuple[float, np.ndarray]]:
+    """Abstract execution topology without the n-grams, blocks of fixed width: what is unknown leaves a block zero."""
     numbers = np.array([s.numbers for s in shapes], np.float64)  # NaN: unknown
     turns, steps, per_turn, asking, depth, repetition, fan_in = numbers.T
-    return _blocks(
-        [
-            (0.15, _soft_log(turns)),
-            (0.20, _soft_log(steps)),
-            (0.05, _soft_log(per_turn)),
-            (0.15, _soft(asking * 4, 5)),
-            (0.25, grams),
-            (0.08, _soft_log(depth)),
-            (0.06, _soft(repetition * 4, 5)),
-            (0.06, _soft_log(fan_in)),
-        ]
-    )
+    return [
+        (0.15, _soft_log(turns)),
+        (0.20, _soft_log(steps)),
+        (0.05, _soft_log(per_turn)),
+        (0.15, _soft(asking * 4, 5)),
+        (0.08, _soft_log(depth)),
+        (0.06, _soft(repetition * 4, 5)),
+        (0.06, _soft_log(fan_in)),
+    ]
 
 
 class _Shape(NamedTuple):
@@ -244,8 +278,13 @@ def _blocks(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
+    return rows / _norm(rows)
+
+
+def _norm(rows: np.ndarray) -> np.ndarray:
+    """Returns the length of every row, f64[n, 1], and 1 for a zero row."""
     norm = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(norm > 0, norm, 1.0)
+    return np.where(norm > 0, norm, 1.0)
 
 
 def _on_grid(rows: np.ndarray) -> np.ndarray:
