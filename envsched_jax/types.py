@@ -48,9 +48,13 @@ def is_valid(status: jax.Array) -> jax.Array:
 
 
 class Nodes(NamedTuple):
-    """One row per task; rows where ``mask`` is false are padding and carry zeros."""
+    """One row per task, and rows of padding, which carry zeros.
 
-    mask: jax.Array  # bool[N]
+    ``mask`` is false for padding and for retired tasks; the latter keep everything else, edges too, and lend what was
+    learned of them. So ``mask`` decides what is picked and counted for quotas, never what is believed.
+    """
+
+    mask: jax.Array  # bool[N], eligible
     env: jax.Array  # i32[N], in 0..E-1
     pattern: jax.Array  # i32[N], in 0..P-1
     uid: jax.Array  # u32[N], hash of task_id: the stream of this node's random draws

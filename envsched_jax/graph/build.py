@@ -78,6 +78,8 @@ def build(
       env_capacity: E, likewise.
       keep: the index of an earlier graph of a subset of these tasks: tasks and environments keep their numbers, new
         ones come after them. While both capacities last, nothing compiled for the earlier graph is compiled again.
+        All rows are made anew, so beliefs about old tasks may change, and every task is eligible again: give
+        ``retired(old_graph, keep)`` to ``retire``. ``extend`` leaves old rows and retired tasks as they are.
 
     Returns:
       The graph, a ``jraph.GraphsTuple``, and its index.
@@ -89,51 +91,22 @@ def build(
     check_pool(records, "records")
     if min(k, num_patterns, feature_dim) < 1:
         raise ValueError(f"k={k}, num_patterns={num_patterns}, feature_dim={feature_dim}: expected at least 1 each")
-    order = _canonical(records)
+    order = canonical(records)
     tasks = [records[i] for i in order]
-    index = _number(tasks, order, keep)
-    size = _capacity("capacity", capacity, len(tasks), "tasks", keep.capacity if keep else 0)
-    envs = _capacity("env_capacity", env_capacity, len(index.env_ids), "environments", keep.env_capacity if keep else 0)
-    index = Index(index.task_ids, index.env_ids, index.record, size, envs)
-
-    node = np.array([index.node_of(t.task_id) for t in tasks])  # canonical position -> node
-    env_number = {env_id: i for i, env_id in enumerate(index.env_ids)}
-    env = np.array([env_number[t.env_id] for t in tasks], np.int32)
-    uid = np.array([task_uid(t.task_id) for t in tasks], np.uint32)
+    index = number(tasks, order, keep, capacity, env_capacity)
+    size, envs = index.capacity, index.env_capacity
+    node, env, uid = places(tasks, index)
     rows = features.extract(tasks, feature_dim, seed)
     pattern = patterns.cluster(rows.execution, uid, num_patterns, seed)
-    group = _groups(tasks)
+    group = groups(tasks)
 
     positions, valid = _candidates(rows, env, uid, group, k, seed)
-    similarity = _similarity(rows, group, positions, k)
-    senders = np.tile(np.arange(size, dtype=np.int32), (2 * k, 1))
+    senders, mask, table = blank(k, size)
     senders[:, node] = np.where(valid, node[positions], node[None, :])
-    mask = np.zeros((2 * k, size), bool)
     mask[:, node] = valid
-    table = np.zeros((2 * k, size, len(EDGE_KINDS)), np.float32)
-    table[:, node] = np.where(valid[:, :, None], similarity, 0.0)
-    nodes = Nodes(
-        mask=_rows(size, node, np.ones(len(tasks), bool)),
-        env=_rows(size, node, env),
-        pattern=_rows(size, node, pattern),
-        uid=_rows(size, node, uid),
-        feature=_rows(size, node, rows.node),
-        checks=_rows(size, node, _checks(tasks)),
-    )
-    _validate(senders, mask, nodes, k)
-    graph = jraph.GraphsTuple(
-        nodes=nodes,
-        edges=Edges(similarity=jnp.asarray(table.reshape(-1, len(EDGE_KINDS))), mask=jnp.asarray(mask.reshape(-1))),
-        senders=jnp.asarray(senders.reshape(-1)),
-        receivers=jnp.asarray(np.tile(np.arange(size, dtype=np.int32), 2 * k)),
-        globals=Globals(
-            env_mask=jnp.asarray(np.isin(np.arange(envs), env)),
-            pattern_mask=jnp.asarray(np.isin(np.arange(num_patterns), pattern)),
-        ),
-        n_node=jnp.asarray([size], dtype=jnp.int32),
-        n_edge=jnp.asarray([2 * k * size], dtype=jnp.int32),
-    )
-    return cast(Graph, graph), index
+    table[:, node] = np.where(valid[:, :, None], similarities(rows, group, positions, k), 0.0)
+    nodes = node_rows(size, node, tasks, env, pattern, rows)
+    return assemble(nodes, senders, mask, table, envs, num_patterns), index
 
 
 def rewire(key: Key, graph: Graph) -> Graph:
@@ -150,13 +123,15 @@ def rewire(key: Key, graph: Graph) -> Graph:
     padded = -(-n // knn.BLOCK) * knn.BLOCK
     slots = graph.senders.shape[0] // n
     width = max(padded, slots // 2)
-    mask, env, uid = (jnp.pad(a, (0, width - n)) for a in (graph.nodes.mask, graph.nodes.env, graph.nodes.uid))
+    # A retired task keeps its edges and stays a candidate: its record is still lent.
+    exists = graph.nodes.mask | graph.edges.mask.reshape(slots, n).any(axis=0)
+    mask, env, uid = (jnp.pad(a, (0, width - n)) for a in (exists, graph.nodes.env, graph.nodes.uid))
     nothing = jnp.zeros((0, width), jnp.float32)
-    points = knn.Points(mask, env, uid, jnp.full_like(env, -1), nothing, nothing, nothing, nothing)
+    every = knn.Points(mask, env, uid, jnp.full_like(env, -1), nothing, nothing, nothing, nothing)
     start = jnp.zeros(width // knn.BLOCK, jnp.int32)
     senders = []
     for salt, score in zip(jax.random.bits(key, (2,), jnp.uint32), (knn.any_within, knn.any_cross), strict=True):
-        senders.append(knn.nearest(score, points, start, salt, k=slots // 2, width=width)[0][:n].T)
+        senders.append(knn.nearest(score, every, start, salt, k=slots // 2, width=width)[0][:n].T)
     table = jnp.where(graph.edges.mask, jnp.concatenate(senders).reshape(-1), graph.receivers)
     return cast(Graph, cast(jraph.GraphsTuple, graph)._replace(senders=table))
 
@@ -166,7 +141,7 @@ def task_uid(task_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(task_id.encode(), digest_size=4).digest(), "little")
 
 
-def _canonical(records: Sequence[Record]) -> list[int]:
+def canonical(records: Sequence[Record]) -> list[int]:
     """Orders records by environment (its first domain, then its name), then domain, then task_id."""
     first: dict[str, str] = {}
     for r in records:
@@ -179,7 +154,21 @@ def _canonical(records: Sequence[Record]) -> list[int]:
     return sorted(range(len(records)), key=place)
 
 
-def _number(tasks: Sequence[Record], order: Sequence[int], keep: Index | None) -> Index:
+def number(
+    tasks: Sequence[Record], order: Sequence[int], keep: Index | None, capacity: int | None, env_capacity: int | None
+) -> Index:
+    """Numbers tasks and environments: those of ``keep`` as they are, new ones after them. Capacities as for ``build``.
+
+    Args:
+      tasks: in canonical order.
+      order: of each task, the position of its record.
+      keep: an earlier index of some of these tasks.
+      capacity: N, None for the default.
+      env_capacity: E, None for the default.
+
+    Raises:
+      ValueError: a capacity is too small, or a task of ``keep`` has no record.
+    """
     old_tasks, old_envs = (keep.task_ids, keep.env_ids) if keep else ((), ())
     position = {t.task_id: i for t, i in zip(tasks, order, strict=True)}
     lost = [task_id for task_id in old_tasks if task_id not in position]
@@ -187,7 +176,134 @@ def _number(tasks: Sequence[Record], order: Sequence[int], keep: Index | None) -
         raise ValueError(f"keep: {len(lost)} of its tasks have no record, the first is {lost[0]!r}: expected them all")
     task_ids = tuple(dict.fromkeys((*old_tasks, *position)))
     env_ids = tuple(dict.fromkeys((*old_envs, *(t.env_id for t in tasks))))
-    return Index(task_ids, env_ids, np.array([position[t] for t in task_ids], np.int64))
+    size = _capacity("capacity", capacity, len(tasks), "tasks", keep.capacity if keep else 0)
+    envs = _capacity("env_capacity", env_capacity, len(env_ids), "environments", keep.env_capacity if keep else 0)
+    return Index(task_ids, env_ids, np.array([position[t] for t in task_ids], np.int64), size, envs)
+
+
+def places(tasks: Sequence[Record], index: Index) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns node i64[n], environment i32[n] and uid u32[n] of every task."""
+    env_number = {env_id: i for i, env_id in enumerate(index.env_ids)}
+    return (
+        np.array([index.node_of(t.task_id) for t in tasks], np.int64),
+        np.array([env_number[t.env_id] for t in tasks], np.int32),
+        np.array([task_uid(t.task_id) for t in tasks], np.uint32),
+    )
+
+
+def groups(tasks: Sequence[Record]) -> np.ndarray:
+    """Numbers the scenarios, i32[n]; -1 for a task of none."""
+    found: dict[str, int] = {}
+    ids = [-1 if t.group_id is None else found.setdefault(t.group_id, len(found)) for t in tasks]
+    return np.array(ids, np.int32)
+
+
+def points(rows: features.Features, env: np.ndarray, uid: np.ndarray, group: np.ndarray, k: int) -> knn.Points:
+    """Returns what the search reads of n tasks, padded to whole blocks, and to k."""
+    n = len(env)
+    size = -(-max(n, k) // knn.BLOCK) * knn.BLOCK
+
+    def column(*parts: np.ndarray) -> jax.Array:
+        joined = np.concatenate(parts, axis=-1).T
+        return jnp.asarray(np.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - n)]))
+
+    return knn.Points(
+        mask=column(np.ones(n, bool)),
+        env=column(env),
+        uid=column(uid),
+        group=column(group),
+        semantics=column(rows.semantics),
+        tools=column(rows.tools),
+        other=column(rows.state, rows.verifier),
+        shape=column(rows.execution, rows.reward),
+    )
+
+
+def similarities(rows: features.Features, group: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray:
+    """Returns f32[2K, r, S] in the order of EDGE_KINDS, in [0, 1].
+
+    Args:
+      rows: of n tasks.
+      group: i32[n].
+      positions: i64[2K, r], the neighbours of the first r tasks, as positions in ``0 .. n - 1``.
+      k: K.
+    """
+    receivers = positions.shape[1]
+
+    def inner(x: np.ndarray, sender: np.ndarray) -> np.ndarray:
+        return np.clip(np.einsum("nd,nd->n", x[:receivers], x[sender]), 0.0, 1.0)
+
+    own = group[:receivers]
+    out = np.zeros((*positions.shape, len(EDGE_KINDS)), np.float32)
+    for slot, sender in enumerate(positions):
+        if slot >= k:
+            out[slot, :, 5:] = np.stack([inner(rows.execution, sender), inner(rows.reward, sender)], axis=1)
+            continue
+        semantics, tools = inner(rows.semantics, sender), inner(rows.tools, sender)
+        twin = (own >= 0) & (own == group[sender]) | (semantics >= knn.NEAR) & (tools >= knn.NEAR)
+        kinds = [semantics, tools, inner(rows.state, sender), inner(rows.verifier, sender), twin]
+        out[slot, :, :5] = np.stack(kinds, axis=1)
+    return out
+
+
+def blank(k: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the edges of N padded rows: senders i32[2K, N], mask bool[2K, N] and similarities f32[2K, N, S]."""
+    senders = np.tile(np.arange(size, dtype=np.int32), (2 * k, 1))
+    return senders, np.zeros(senders.shape, bool), np.zeros((*senders.shape, len(EDGE_KINDS)), np.float32)
+
+
+def node_rows(
+    size: int, node: np.ndarray, tasks: Sequence[Record], env: np.ndarray, pattern: np.ndarray, rows: features.Features
+) -> Nodes:
+    """Returns the rows of N nodes, all tasks under a true mask and padding zero; arguments aligned by task."""
+
+    def column(values: np.ndarray) -> jax.Array:
+        out = np.zeros((size, *values.shape[1:]), values.dtype)
+        out[node] = values
+        return jnp.asarray(out)
+
+    return Nodes(
+        mask=column(np.ones(len(tasks), bool)),
+        env=column(env),
+        pattern=column(pattern),
+        uid=column(np.array([task_uid(t.task_id) for t in tasks], np.uint32)),
+        feature=column(rows.node),
+        checks=column(_checks(tasks)),
+    )
+
+
+def assemble(
+    nodes: Nodes, senders: np.ndarray, mask: np.ndarray, table: np.ndarray, envs: int, num_patterns: int
+) -> Graph:
+    """Returns the ``jraph.GraphsTuple`` of these parts.
+
+    Args:
+      nodes: every task that exists under a true mask, also those that are to be retired.
+      senders: i32[2K, N].
+      mask: bool[2K, N], of the edges.
+      table: f32[2K, N, S], the similarities.
+      envs: E.
+      num_patterns: P.
+
+    Raises:
+      ValueError: an edge leaves its relation, leads to padding or points outside of the nodes.
+    """
+    slots, size = senders.shape
+    _validate(senders, mask, nodes, slots // 2)
+    exists = np.asarray(nodes.mask)
+    graph = jraph.GraphsTuple(
+        nodes=nodes,
+        edges=Edges(similarity=jnp.asarray(table.reshape(-1, len(EDGE_KINDS))), mask=jnp.asarray(mask.reshape(-1))),
+        senders=jnp.asarray(senders.reshape(-1)),
+        receivers=jnp.asarray(np.tile(np.arange(size, dtype=np.int32), slots)),
+        globals=Globals(
+            env_mask=jnp.asarray(np.isin(np.arange(envs), np.asarray(nodes.env)[exists])),
+            pattern_mask=jnp.asarray(np.isin(np.arange(num_patterns), np.asarray(nodes.pattern)[exists])),
+        ),
+        n_node=jnp.asarray([size], dtype=jnp.int32),
+        n_edge=jnp.asarray([slots * size], dtype=jnp.int32),
+    )
+    return cast(Graph, graph)
 
 
 def _capacity(name: str, given: int | None, need: int, what: str, kept: int) -> int:
@@ -196,12 +312,6 @@ def _capacity(name: str, given: int | None, need: int, what: str, kept: int) -> 
     if given < need:
         raise ValueError(f"{name}={given}: expected room for {need} {what}")
     return given
-
-
-def _groups(tasks: Sequence[Record]) -> np.ndarray:
-    number: dict[str, int] = {}
-    ids = [-1 if t.group_id is None else number.setdefault(t.group_id, len(number)) for t in tasks]
-    return np.array(ids, np.int32)
 
 
 def _checks(tasks: Sequence[Record]) -> np.ndarray:
@@ -213,23 +323,8 @@ def _candidates(
     rows: features.Features, env: np.ndarray, uid: np.ndarray, group: np.ndarray, k: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns canonical positions i64[2K, n] of the neighbours and which of them exist."""
-    n = len(env)
-    size = -(-max(n, k) // knn.BLOCK) * knn.BLOCK
-
-    def column(*parts: np.ndarray) -> jax.Array:
-        joined = np.concatenate(parts, axis=-1).T
-        return jnp.asarray(np.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - n)]))
-
-    points = knn.Points(
-        mask=column(np.ones(n, bool)),
-        env=column(env),
-        uid=column(uid),
-        group=column(group),
-        semantics=column(rows.semantics),
-        tools=column(rows.tools),
-        other=column(rows.state, rows.verifier),
-        shape=column(rows.execution, rows.reward),
-    )
+    n, every = len(env), points(rows, env, uid, group, k)
+    size = every.mask.shape[0]
     # Environments are contiguous here: a block needs only those that it touches.
     edges = np.flatnonzero(np.r_[True, env[1:] != env[:-1], True])
     first = np.arange(0, n, knn.BLOCK)
@@ -239,35 +334,11 @@ def _candidates(
     start = np.minimum(np.pad(start, (0, size // knn.BLOCK - len(start))), size - width).astype(np.int32)
     salt = jnp.asarray(seed % 2**32, jnp.uint32)
     found = [
-        knn.nearest(knn.within_score, points, jnp.asarray(start), salt, k=k, width=width),
-        knn.nearest(knn.cross_score, points, jnp.zeros_like(start), salt, k=k, width=size),
+        knn.nearest(knn.within_score, every, jnp.asarray(start), salt, k=k, width=width),
+        knn.nearest(knn.cross_score, every, jnp.zeros_like(start), salt, k=k, width=size),
     ]
     positions = np.concatenate([np.asarray(p)[:n].T for p, _ in found])
     return positions, np.concatenate([np.asarray(v)[:n].T for _, v in found])
-
-
-def _similarity(rows: features.Features, group: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray:
-    """Returns f32[2K, n, S] in the order of EDGE_KINDS, in [0, 1]."""
-
-    def inner(x: np.ndarray, sender: np.ndarray) -> np.ndarray:
-        return np.clip(np.einsum("nd,nd->n", x, x[sender]), 0.0, 1.0)
-
-    out = np.zeros((*positions.shape, len(EDGE_KINDS)), np.float32)
-    for slot, sender in enumerate(positions):
-        if slot >= k:
-            out[slot, :, 5:] = np.stack([inner(rows.execution, sender), inner(rows.reward, sender)], axis=1)
-            continue
-        semantics, tools = inner(rows.semantics, sender), inner(rows.tools, sender)
-        twin = (group >= 0) & (group == group[sender]) | (semantics >= knn.NEAR) & (tools >= knn.NEAR)
-        kinds = [semantics, tools, inner(rows.state, sender), inner(rows.verifier, sender), twin]
-        out[slot, :, :5] = np.stack(kinds, axis=1)
-    return out
-
-
-def _rows(size: int, node: np.ndarray, values: np.ndarray) -> jax.Array:
-    out = np.zeros((size, *values.shape[1:]), values.dtype)
-    out[node] = values
-    return jnp.asarray(out)
 
 
 def _validate(senders: np.ndarray, mask: np.ndarray, nodes: Nodes, k: int) -> None:

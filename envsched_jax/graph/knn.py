@@ -32,7 +32,7 @@ Score = Callable[[Points, Points], jax.Array]
 def nearest(
     score: Score, points: Points, start: jax.Array, salt: jax.Array, *, k: int, width: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds the k best candidates of every node: by score, ties by a hash of (receiver, sender), both downwards.
+    """Finds the k best candidates of nodes: by score, ties by a hash of (receiver, sender), both downwards.
 
     Topology features tie massively, and ``top_k`` alone would make hubs of the first nodes. Memory is
     O(``BLOCK`` x width): ``lax.map`` over blocks of receivers, each against one window of senders.
@@ -40,13 +40,14 @@ def nearest(
     Args:
       score: (receivers, senders) to f32[r, c]; at least 0 for a candidate, negative for none.
       points: all nodes.
-      start: i32[n / BLOCK], first sender of each block's window; windows must not run over the end.
+      start: i32[r / BLOCK], first sender of each block's window; windows must not run over the end. As many blocks of
+        nodes as it has entries, from the first on, are receivers: all, or only some.
       salt: u32[], varies the hash.
       k: at most width.
       width: senders in a window.
 
     Returns:
-      sender i32[n, k] and whether it is one, bool[n, k]; false slots come last and hold the receiver itself.
+      sender i32[r, k] and whether it is one, bool[r, k]; false slots come last and hold the receiver itself.
     """
 
     def block(args: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -65,9 +66,9 @@ def nearest(
         valid = negative <= 0
         return jnp.where(valid, window + column, receiver[:, None]), valid
 
-    n = points.mask.shape[0]
-    sender, valid = lax.map(block, (jnp.arange(0, n, BLOCK, dtype=jnp.int32), start))
-    return sender.reshape(n, k), valid.reshape(n, k)
+    first = jnp.arange(start.shape[0], dtype=jnp.int32) * BLOCK
+    sender, valid = lax.map(block, (first, start))
+    return sender.reshape(-1, k), valid.reshape(-1, k)
 
 
 def within_score(rows: Points, cols: Points) -> jax.Array:

@@ -3,6 +3,7 @@
 import numpy as np
 
 _ROUNDS = 20
+_ROUNDING = 1e-9  # of squared distances between rows on the features' grid and their means
 
 
 def cluster(rows: np.ndarray, uid: np.ndarray, num_patterns: int, seed: int) -> np.ndarray:
@@ -40,6 +41,37 @@ def cluster(rows: np.ndarray, uid: np.ndarray, num_patterns: int, seed: int) -> 
     number = np.empty(len(centres), np.int32)
     number[np.lexsort((first, -size))] = np.arange(len(centres))
     return number[label[member]]
+
+
+def join(rows: np.ndarray, pattern: np.ndarray, new: np.ndarray, num_patterns: int) -> np.ndarray:
+    """Finds patterns for new rows; those of the old ones stay.
+
+    A row joins the pattern with the nearest centre. If it is farther from it than every old row is from the centre of
+    its own, and a number is unused, it founds a pattern instead, which later rows may join.
+
+    Args:
+      rows: f32[n, C], the old rows.
+      pattern: i32[n], in ``0 .. num_patterns - 1``.
+      new: f32[m, C]; the order decides which row founds a pattern.
+      num_patterns: the most patterns.
+
+    Returns:
+      pattern i32[m] of the new rows.
+    """
+    used = np.unique(pattern)
+    exact = rows.astype(np.float64)
+    centres = np.zeros((num_patterns, rows.shape[1]))
+    centres[used] = [exact[pattern == p].mean(axis=0) for p in used]
+    radius = ((exact - centres[pattern]) ** 2).sum(axis=1).max() + _ROUNDING
+    exists = np.isin(np.arange(num_patterns), used)
+    out = np.empty(len(new), np.int32)
+    for i, row in enumerate(new.astype(np.float64)):
+        distance = np.where(exists, ((centres - row) ** 2).sum(axis=1), np.inf)
+        out[i] = np.argmin(distance)
+        if distance[out[i]] > radius and not exists.all():
+            out[i] = np.argmin(exists)
+            centres[out[i]], exists[out[i]] = row, True
+    return out
 
 
 def _start(points: np.ndarray, weight: np.ndarray, uid: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from envsched_jax.schedulers import posterior, predictors
 from envsched_jax.schedulers.bandits import dump_ucb, scaler, sec
 from envsched_jax.schedulers.baselines import oracle, stratified, uniform
 from envsched_jax.schedulers.envsched import Settings, env_mean, envsched, no_graph, predict, quotas
+from envsched_jax.schedulers.growth import grow
 from envsched_jax.schedulers.posterior import mapp, mopps
 from envsched_jax.schedulers.predictors import gps_lite, potts_graph, vip_gp
 from envsched_jax.schedulers.replayed import learnability, plr
@@ -25,6 +26,7 @@ __all__ = [
     "env_mean",
     "envsched",
     "gps_lite",
+    "grow",
     "learnability",
     "make",
     "mapp",

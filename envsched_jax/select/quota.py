@@ -9,7 +9,7 @@ MODES = ("none", "uniform", "proportional", "weights", "cap")
 
 
 def count_tasks(graph: Graph) -> jax.Array:
-    """Returns the eligible tasks per environment, i32[E]."""
+    """Returns the eligible tasks per environment, i32[E]; padding and retired tasks do not count."""
     return jax.ops.segment_sum(graph.nodes.mask.astype(jnp.int32), graph.nodes.env, graph.globals.env_mask.shape[0])
 
 
