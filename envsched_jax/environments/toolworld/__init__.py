@@ -12,11 +12,13 @@ from envsched_jax.environments.toolworld.generator import (
     generate,
 )
 from envsched_jax.environments.toolworld.habits import habits
+from envsched_jax.environments.toolworld.reachability import Auditor
 
 __all__ = [
     "HELD_OUT_ENV",
     "HELD_OUT_TASK",
     "TRAIN",
+    "Auditor",
     "State",
     "Tasks",
     "ToolWorld",
