@@ -19,6 +19,7 @@ STRICT_DTYPES = (
     "test_logdet",
     "test_cost",
     "test_partial",
+    "test_baselines",
 )
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -334,7 +334,9 @@ def test_absolute_advantages_are_those_of_the_update(graph):
     batch = common.to_batch(node, jnp.ones(B, bool), jnp.zeros(B, bool), jnp.zeros(N))
     outcome = damage(2, testing.simulate(jax.random.key(3), graph, batch, G))
     size, valid = tally.absolute_advantage(outcome)
-    assert np.allclose(size, np.abs(advantages(outcome.reward, valid)), atol=1e-6)
+    with jax.numpy_dtype_promotion("standard"):
+        expected = jnp.abs(advantages(outcome.reward, valid))
+    assert np.allclose(size, expected, atol=1e-6)
     assert (np.asarray(size) > 0).any() and not np.asarray(size)[~np.asarray(valid)].any()
 
 
