@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from envsched_jax import graph
 from envsched_jax.graph import features, patterns
 from envsched_jax.pool import Record, Verifier
 
@@ -101,3 +102,26 @@ def test_patterns_find_well_separated_clusters_in_any_order():
     order = rng.permutation(100)
     np.testing.assert_array_equal(patterns.cluster(rows[order], uid[order], 4, 0), truth[order])
     assert patterns.cluster(rows[:1].repeat(5, axis=0), uid[:5], 4, 0).tolist() == [0] * 5
+
+
+def test_new_tasks_join_the_nearest_pattern_or_found_one():
+    old = np.array([[0, 0], [0, 1], [9, 0], [9, 1]], np.float32)
+    pattern = np.array([0, 0, 2, 2], np.int32)  # radius 1/2
+    new = np.array([[0, 0.4], [8.9, 0.5], [5, 5], [5.2, 5.2], [9, 9]], np.float32)
+    assert patterns.join(old, pattern, new, 4).tolist() == [0, 2, 1, 1, 3]
+    assert patterns.join(old, pattern, new, 3).tolist() == [0, 2, 1, 1, 1]
+    assert patterns.join(old, pattern, new[:0], 3).tolist() == []
+    same = [Record(f"t{i}", "e", "", ("get_x",), ("get_x",) * (1 + i % 2)) for i in range(4)]
+    g, index = graph.build(same, k=2, num_patterns=3, feature_dim=4)
+    extra = [Record("u", "f", "", (), ("get_y",)), Record("v", "f", "", (), ("set_a", "get_b", "set_c"))]
+    grown, named = graph.extend(g, index, same, extra)
+    label = {t: int(grown.nodes.pattern[named.node_of(t)]) for t in named.task_ids}
+    assert label["u"] == label["t0"] == label["t2"] and label["t1"] == label["t3"] and len(set(label.values())) == 3
+
+
+def test_sketches_agree_with_the_rows_that_they_project():
+    rng = np.random.default_rng(0)
+    bags = [{f"n{j}": float(1 + j % 3) for j in rng.choice(30, 6)} for _ in range(40)] + [{}]
+    rows, sketch = features.multi_hot(bags), features.sketch(bags, 4096, 0)
+    np.testing.assert_allclose(sketch @ sketch.T, rows @ rows.T, atol=0.08)  # five sigma: 5 / 64
+    assert not sketch[-1].any()

@@ -10,7 +10,6 @@ import pytest
 from test_graph import by_name, make_record, table
 
 from envsched_jax import graph, schedulers, testing
-from envsched_jax.graph import features, patterns
 from envsched_jax.pool import PoolError, Record, Verifier
 from envsched_jax.select import quota
 from envsched_jax.types import EDGE_KINDS
@@ -148,29 +147,6 @@ def test_new_names_leave_old_directions_alone():
     rows = np.asarray(grown.nodes.feature)
     assert rows[named.node_of("twin")] @ rows[named.node_of("t1")] > 0.97
     assert abs(rows[named.node_of("n")] @ rows[named.node_of("t1")]) < 0.6
-
-
-def test_new_tasks_join_the_nearest_pattern_or_found_one():
-    old = np.array([[0, 0], [0, 1], [9, 0], [9, 1]], np.float32)
-    pattern = np.array([0, 0, 2, 2], np.int32)  # radius 1/2
-    new = np.array([[0, 0.4], [8.9, 0.5], [5, 5], [5.2, 5.2], [9, 9]], np.float32)
-    assert patterns.join(old, pattern, new, 4).tolist() == [0, 2, 1, 1, 3]
-    assert patterns.join(old, pattern, new, 3).tolist() == [0, 2, 1, 1, 1]
-    assert patterns.join(old, pattern, new[:0], 3).tolist() == []
-    same = [Record(f"t{i}", "e", "", ("get_x",), ("get_x",) * (1 + i % 2)) for i in range(4)]
-    g, index = graph.build(same, k=2, num_patterns=3, feature_dim=4)
-    extra = [Record("u", "f", "", (), ("get_y",)), Record("v", "f", "", (), ("set_a", "get_b", "set_c"))]
-    grown, named = graph.extend(g, index, same, extra)
-    label = {t: int(grown.nodes.pattern[named.node_of(t)]) for t in named.task_ids}
-    assert label["u"] == label["t0"] == label["t2"] and label["t1"] == label["t3"] and len(set(label.values())) == 3
-
-
-def test_sketches_agree_with_the_rows_that_they_project():
-    rng = np.random.default_rng(0)
-    bags = [{f"n{j}": float(1 + j % 3) for j in rng.choice(30, 6)} for _ in range(40)] + [{}]
-    rows, sketch = features.multi_hot(bags), features.sketch(bags, 4096, 0)
-    np.testing.assert_allclose(sketch @ sketch.T, rows @ rows.T, atol=0.08)  # five sigma: 5 / 64
-    assert not sketch[-1].any()
 
 
 def test_errors_name_the_tasks():
