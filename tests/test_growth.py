@@ -17,7 +17,12 @@ from envsched_jax.types import EDGE_KINDS
 K = 3
 OPTIONS = {"k": K, "num_patterns": 6, "feature_dim": 16}
 SIZES = {"batch_size": 6, "group_size": 4}
-DRAWERS = ("envsched", "no_graph", "stratified", "uniform")
+DRAWERS = ("diffusion", "no_graph", "stratified", "uniform")
+
+
+def recipe(name):
+    """A recipe and its settings; 'diffusion' is envsched with that belief, which promises that beliefs stay."""
+    return ("envsched", SIZES | {"belief": name}) if name == "diffusion" else (name, SIZES)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +47,8 @@ def built(capacity=40):
 @functools.cache
 def programs(name):
     """The recipe, and its two programs that note down when they are traced."""
-    scheduler, traces = schedulers.make(name, **SIZES), []
+    known, settings = recipe(name)
+    scheduler, traces = schedulers.make(known, **settings), []
 
     def select(*args):
         traces.append("select")
@@ -69,7 +75,8 @@ def play(name, g, state, steps, seed=0):
 
 @functools.cache
 def belief_program(name):
-    return jax.jit(schedulers.belief_fn(name, **SIZES))
+    known, settings = recipe(name)
+    return jax.jit(schedulers.belief_fn(known, **settings))
 
 
 def believe(name, g, state):
@@ -257,12 +264,12 @@ def test_every_recipe_grows_over_a_border_with_what_it_remembers(name):
     assert not {named.task_ids[node] for node in drawn} & set(gone)
 
 
-@pytest.mark.parametrize("name", ["envsched", "no_graph", "env_mean"])
+@pytest.mark.parametrize("name", ["diffusion", "no_graph", "env_mean"])
 def test_beliefs_about_the_others_stay(name):
     """When tasks join, also across the border of a bucket, and when tasks leave; for all that was learned so far."""
     old, new = records()
     g, index = graph.build(old, **OPTIONS, capacity=33)
-    scheduler = schedulers.make(name, **SIZES)
+    scheduler = programs(name)[0]
     state, _ = play("uniform", g, scheduler.init(g), 6)
     before = believe(name, g, state)
     assert before.mean[:33].std() > 0.05
@@ -273,7 +280,7 @@ def test_beliefs_about_the_others_stay(name):
     assert wide.truth.shape == (40,)
     after = believe(name, grown, wide)
     assert_same_beliefs(before, after, 33)
-    if name == "envsched":  # a new task borrows at once, also from retired ones
+    if name == "diffusion":  # a new task borrows at once, also from retired ones
         assert (after.evidence[33:40] > 0).all()
         lender = graph.retire(grown, named, named.task_ids[:33])
         assert_same_beliefs(after, believe(name, lender, wide), 40)
@@ -285,7 +292,7 @@ def test_beliefs_about_the_others_stay(name):
 def test_grown_states_keep_old_rows_and_start_new_ones():
     old, _ = records()
     g, index = graph.build(old[:8], **OPTIONS)
-    scheduler = schedulers.make("envsched", **SIZES)
+    scheduler = programs("diffusion")[0]
 
     def init(graph):
         n, e = graph.nodes.mask.shape[0], graph.globals.env_mask.shape[0]
@@ -297,10 +304,10 @@ def test_grown_states_keep_old_rows_and_start_new_ones():
         }
         return scheduler.init(graph)._replace(memory=memory)
 
-    recipe = scheduler._replace(init=init)
+    custom = scheduler._replace(init=init)
     grown, _ = graph.extend(g, index, old[:8], old[8:], env_capacity=16)
     state = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), init(g))
-    wide = schedulers.grow(state, grown, recipe)
+    wide = schedulers.grow(state, grown, custom)
     fresh = init(grown)
     assert jax.tree.map(jnp.shape, wide) == jax.tree.map(jnp.shape, fresh)
     assert (g.nodes.mask.shape, grown.nodes.mask.shape, wide.quota_carry.shape) == ((8,), (40,), (16,))
@@ -311,10 +318,10 @@ def test_grown_states_keep_old_rows_and_start_new_ones():
         np.testing.assert_array_equal(np.asarray(new)[~inside], np.asarray(start)[~inside])
         assert new.dtype == kept.dtype
     assert wide.history.last_step.tolist() == [0] * 8 + [-1] * 32
-    same = schedulers.grow(state, g, recipe)
+    same = schedulers.grow(state, g, custom)
     assert all(x is y for x, y in zip(jax.tree.leaves(same), jax.tree.leaves(state), strict=True))
     seeds = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    many = jax.jit(jax.vmap(lambda s: schedulers.grow(s, grown, recipe)))(seeds)
+    many = jax.jit(jax.vmap(lambda s: schedulers.grow(s, grown, custom)))(seeds)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1], y), many, wide)
 
 
@@ -337,7 +344,7 @@ def test_states_that_cannot_grow():
 # ---------------------------------------------------------------- a long run
 
 
-@pytest.mark.parametrize(("name", "seed"), [pytest.param("envsched", 0, marks=pytest.mark.slow), ("uniform", 1)])
+@pytest.mark.parametrize(("name", "seed"), [pytest.param("diffusion", 0, marks=pytest.mark.slow), ("uniform", 1)])
 def test_a_run_with_tasks_that_come_and_go(name, seed):
     """Adds, retires and restores at random over several buckets, and checks after each what must always hold."""
     rng = np.random.default_rng(seed)
@@ -345,7 +352,7 @@ def test_a_run_with_tasks_that_come_and_go(name, seed):
     g, index = graph.build(pool, **OPTIONS, env_capacity=16)
     scheduler, _, _, traces = programs(name)
     state, gone, start, buckets = scheduler.init(g), set(), len(traces), {8}
-    believes = believe("envsched", g, state)
+    believes = believe("diffusion", g, state)
     for turn in range(12):
         before, carried, n = by_name(g, index, k=K), jax.tree.map(np.asarray, state), len(pool)
         active = [t for t in index.task_ids if t not in gone]
@@ -365,12 +372,12 @@ def test_a_run_with_tasks_that_come_and_go(name, seed):
         assert all(after[t] == before[t] for t in before)
         old = jax.tree.map(lambda x, y: x[: len(y)] if y.ndim else x, state, carried)
         jax.tree.map(np.testing.assert_array_equal, old, carried)
-        assert_same_beliefs(believes, believe("envsched", g, state), n)
+        assert_same_beliefs(believes, believe("diffusion", g, state), n)
         state, drawn = play(name, g, state, 3, seed=turn)
         assert not {index.task_ids[i] for i in drawn} & gone
         eligible = len(pool) - len(gone)
         assert len(drawn) == 3 * min(SIZES["batch_size"], eligible)
-        believes = believe("envsched", g, state)
+        believes = believe("diffusion", g, state)
     assert len(buckets) > 2 and len(traces) - start <= 2 * len(buckets)
     if name == "uniform":
         testing.check_scheduler(scheduler, g, jax.random.key(0), eager=False)
