@@ -59,6 +59,7 @@ class Nodes(NamedTuple):
     pattern: jax.Array  # i32[N], in 0..P-1
     uid: jax.Array  # u32[N], hash of task_id: the stream of this node's random draws
     feature: jax.Array  # f32[N, D], unit rows; sim(i, j) = max(0, <f_i, f_j>) in the similarity penalty
+    static: jax.Array  # f32[N, *], what the record says of difficulty, see graph.static; about unit spread
     checks: jax.Array  # i32[N], checks of which the reward is the passed share; 1: all or nothing, or not known
 
 

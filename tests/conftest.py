@@ -20,6 +20,7 @@ STRICT_DTYPES = (
     "test_cost",
     "test_partial",
     "test_baselines",
+    "test_field",
 )
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -50,18 +50,25 @@ def outcome_of(graph, batch, key=None, failures=0.0):
 
 # the laws, for every recipe
 
+# The Gaussian field ages with every step and solves equations to a thousandth.
+ALLOWANCE = {"envsched": {"ages": True, "tolerance": 5e-3}}
+
 
 @pytest.mark.parametrize("name", ["envsched", "uniform"])
 def test_laws(graph, name):
     scheduler = schedulers.make(name, **SIZES | VARIANTS[name])
-    testing.check_scheduler(scheduler, graph, jax.random.key(1), eager=name == "uniform")
+    testing.check_scheduler(scheduler, graph, jax.random.key(1), eager=name == "uniform", **ALLOWANCE.get(name, {}))
+
+
+def test_laws_with_beliefs_by_diffusion(graph):
+    testing.check_scheduler(schedulers.envsched(**SIZES, belief="diffusion"), graph, jax.random.key(1), eager=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(schedulers.RECIPES))
 def test_laws_also_op_by_op(graph, name):
     scheduler = schedulers.make(name, **SIZES | VARIANTS[name])
-    testing.check_scheduler(scheduler, graph, jax.random.key(2))
+    testing.check_scheduler(scheduler, graph, jax.random.key(2), **ALLOWANCE.get(name, {}))
 
 
 def broken(name, graph):
@@ -174,8 +181,8 @@ def test_the_three_beliefs_differ_where_they_should(graph):
     state = schedulers.uniform(**SIZES).init(graph)
     state = observe(graph, state, outcome_of(graph, select(jax.random.key(0), graph, state)))
     full, own, flat = (
-        jax.jit(schedulers.belief_fn(name, **SIZES))(graph, state).mean[:19]
-        for name in ("envsched", "no_graph", "env_mean")
+        jax.jit(schedulers.belief_fn("envsched", **SIZES, belief=belief))(graph, state).mean[:19]
+        for belief in ("diffusion", "no_graph", "env_mean")
     )
     env = np.asarray(graph.nodes.env)[:19]
     fresh = np.asarray(state.history.visits)[:19] == 0

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from envsched_jax.graph import features, knn, patterns
+from envsched_jax.graph import features, knn, patterns, static
 from envsched_jax.pool.records import Record, check_pool
 from envsched_jax.types import EDGE_KINDS, Edges, Globals, Graph, Key, Nodes
 
@@ -268,6 +268,7 @@ def node_rows(
         pattern=column(pattern),
         uid=column(np.array([task_uid(t.task_id) for t in tasks], np.uint32)),
         feature=column(rows.node),
+        static=column(static.covariates(tasks)),
         checks=column(_checks(tasks)),
     )
 

@@ -2,18 +2,23 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envsched_jax.belief import diffusion, environment
+from envsched_jax.belief import cost, diffusion, environment, field, partial
 from envsched_jax.belief.environment import Moments
+from envsched_jax.belief.field import Settings as FieldSettings
 from envsched_jax.schedulers import common
-from envsched_jax.select import greedy, quota, sample, value
+from envsched_jax.select import greedy, logdet, quota, sample, value
 from envsched_jax.types import EDGE_KINDS, Batch, Belief, Graph, Key, Outcome, Scheduler, SchedulerState
 
 EXPLORE, EXPLOIT = 0, 1  # streams of random numbers within one call of select
+DEFAULT_FIELD = FieldSettings()
+CHECKS_DOF, CHECKS_CORRELATION = 10.0, 0.3  # strength and place of the prior of how checks hang together
+PRIOR_VARIANCE, SHARED = 4.0, 0.1  # of log-odds, and what tasks of one environment have in common, for 'logdet'
 TIE = 1e-4  # size of the random part that breaks ties in the greedy selection
 
 
@@ -27,14 +32,20 @@ class Settings:
     Attributes:
       batch_size: B, tasks per step.
       group_size: G, rollouts per task.
-      belief: 'diffusion' (own record, environment and graph), 'no_graph' (without the graph: nu = 0) or 'env_mean'
-        (environment means alone).
+      belief: 'gaussian_field' (log-odds with drift, over the graph), 'diffusion' (own record, environment and graph by
+        averages), 'no_graph' (own record and environment alone) or 'env_mean' (environment means alone).
+      field: priors and paces of the Gaussian field, a ``belief.field.Settings`` or a mapping of some of its fields.
       informative: how P(informative) is believed: 'beta' for binary rewards, 'share' for any others.
-      value: 'p_informative' or 'variance'.
-      select: 'sample' or 'greedy'.
+      value: 'p_informative' (for advantages divided by the group's deviation), 'environment' (divided by that of the
+        environment) or 'variance' (not divided, or all alike).
+      cost: 'none', 'tokens' or 'seconds': what a value is divided by, as predicted.
+      cost_power: 1 is value per cost, 1/2 the allocation of least variance for what is spent.
+      select: 'sample', 'greedy' (value minus similarity) or 'logdet' (value plus information).
       power: of the value in the draw, for 'sample'; 0 is uniform.
       eta: weight of the similarity penalty, for 'greedy'.
-      shortlist: tasks looked at by 'greedy'.
+      shortlist: tasks looked at by 'greedy' and 'logdet'.
+      information: value of one nat of information, for 'logdet'.
+      budget: the most that a batch may cost as predicted (``cost`` times G, summed), for 'logdet'; None is no limit.
       explore_share: share of the batch, rounded up, drawn evenly over environments and patterns whatever is believed.
       coverage: weights of the novelty of environment, pattern and task, beside a value between 0 and 1.
       quota: 'none', 'uniform', 'proportional', 'weights' or 'cap'.
@@ -55,13 +66,18 @@ class Settings:
 
     batch_size: int
     group_size: int
-    belief: str = "diffusion"
+    belief: str = "gaussian_field"
+    field: FieldSettings | Mapping[str, Any] = DEFAULT_FIELD
     informative: str = "beta"
     value: str = "p_informative"
+    cost: str = "none"
+    cost_power: float = 0.5
     select: str = "sample"
     power: float = 8.0
     eta: float = 0.1
     shortlist: int = 8192
+    information: float = 0.5
+    budget: float | None = None
     explore_share: float = 0.1
     coverage: tuple[float, float, float] = (0.03, 0.03, 0.03)
     quota: str = "cap"
@@ -79,11 +95,14 @@ class Settings:
     def __post_init__(self) -> None:
         """Raises ValueError for what cannot work, before anything is traced."""
         common.check_sizes(self.batch_size, self.group_size)
+        if isinstance(self.field, Mapping):
+            object.__setattr__(self, "field", FieldSettings(**self.field))
         choices = {
-            "belief": ("diffusion", "no_graph", "env_mean"),
+            "belief": ("gaussian_field", "diffusion", "no_graph", "env_mean"),
             "informative": ("beta", "share"),
-            "value": ("p_informative", "variance"),
-            "select": ("sample", "greedy"),
+            "value": ("p_informative", "environment", "variance"),
+            "cost": ("none", "tokens", "seconds"),
+            "select": ("sample", "greedy", "logdet"),
             "quota": quota.MODES,
         }
         for name, known in choices.items():
@@ -98,12 +117,16 @@ class Settings:
             raise ValueError(f"quota_cap belongs to quota='cap' and is at least 1, got {self.quota_cap}")
         if len(self.kind_weights) != len(EDGE_KINDS):
             raise ValueError(f"kind_weights needs {len(EDGE_KINDS)} numbers, one for each of {', '.join(EDGE_KINDS)}")
+        if self.budget is not None and (self.select != "logdet" or self.cost == "none"):
+            raise ValueError("budget belongs to select='logdet' with a cost of tokens or seconds")
         if self.shortlist < 2 * self.batch_size:
             raise ValueError(f"shortlist must be at least twice the batch, got {self.shortlist}")
 
 
 def predict(settings: Settings, graph: Graph, state: SchedulerState) -> Belief:
     """Returns what the recipe believes of every task, f32[N] per field."""
+    if settings.belief == "gaussian_field":
+        return field.believe(graph, state.memory, settings.group_size, _trials(graph, state))
     shared: dict[str, Any] = {
         "c": settings.c,
         "prior": Moments(*(jnp.float32(x) for x in settings.prior)),
@@ -124,6 +147,12 @@ def predict(settings: Settings, graph: Graph, state: SchedulerState) -> Belief:
     )
 
 
+def _trials(graph: Graph, state: SchedulerState) -> jax.Array:
+    """Returns how many all-or-nothing rollouts a rollout of each task is worth, f32[N]; above 1 with partial credit."""
+    rho = partial.correlation(graph, state.history, c=CHECKS_DOF, prior=CHECKS_CORRELATION)
+    return partial.effective_trials(graph.nodes.checks, rho[graph.nodes.env])
+
+
 def quotas(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array:
     """Returns the quota of every environment for the next batch, i32[E]; beside ``select.quota.deviation``."""
     environments = jnp.maximum((quota.count_tasks(graph) > 0).sum(), 1)
@@ -139,12 +168,41 @@ def quotas(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array
     )
 
 
+def costs(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array:
+    """Returns what one rollout of every task is predicted to cost, f32[N], in tokens or seconds; 1 if nobody asks."""
+    if settings.cost == "none":
+        return jnp.ones_like(state.truth)
+    predicted = cost.predict(
+        graph,
+        state.history,
+        nu=settings.group_size if settings.nu is None else settings.nu,
+        c=settings.c,
+        kind_weights=jnp.asarray(settings.kind_weights, jnp.float32),
+        restart=settings.restart,
+        mix=settings.mix,
+        rounds=settings.rounds,
+    )
+    return predicted.tokens if settings.cost == "tokens" else predicted.seconds
+
+
+def _worth(settings: Settings, graph: Graph, belief: Belief, counts: jax.Array, price: jax.Array) -> jax.Array:
+    """Returns the value of every task, per cost if so set, f32[N]."""
+    if settings.value == "environment":
+        worth = value.score(graph, belief, std="environment") + value.coverage_bonus(graph, counts, settings.coverage)
+    else:
+        worth = value.combine(graph, belief, counts, target=settings.value, coverage=settings.coverage)
+    if settings.cost == "none":
+        return worth
+    return value.per_cost(worth, price, graph.nodes.mask, alpha=settings.cost_power)
+
+
 def pick(settings: Settings, key: Key, graph: Graph, state: SchedulerState) -> Batch:
     """Returns the next batch: explore picks first, then the others."""
     nodes = graph.nodes
     belief = predict(settings, graph, state)
     counts = value.visit_counts(state.history, state.step, settings.group_size, settings.gamma)
-    worth = value.combine(graph, belief, counts, target=settings.value, coverage=settings.coverage)
+    price = costs(settings, graph, state)
+    worth = _worth(settings, graph, belief, counts, price)
     slots = quotas(settings, graph, state)
     explorers = math.ceil(settings.explore_share * settings.batch_size - 1e-6)
 
@@ -158,6 +216,30 @@ def pick(settings: Settings, key: Key, graph: Graph, state: SchedulerState) -> B
         limit = None if settings.quota == "none" else slots
         score = sample.keys(key, nodes.uid, worth, settings.power)
         others, others_mask = sample.draw(score, eligible, nodes.env, limit, rest)
+    elif settings.select == "logdet":
+        score = worth + TIE * sample.uniform(key, nodes.uid)
+        uncertain = jnp.maximum(belief.mean * (1.0 - belief.mean), 1e-2)
+        spent, budget = None, None
+        if settings.budget is not None:
+            spent = settings.group_size * price
+            budget = settings.budget - jnp.where(mask, spent[node], 0.0).sum()
+        others, others_mask = logdet.pick(
+            score,
+            jax.lax.rsqrt(1.0 / PRIOR_VARIANCE + belief.evidence * uncertain),
+            nodes.feature,
+            eligible,
+            nodes.env,
+            slots,
+            node,
+            mask,
+            count=rest,
+            weight=settings.information,
+            noise=1.0 / (settings.group_size * uncertain),
+            shared=SHARED,
+            shortlist=settings.shortlist,
+            cost=spent,
+            budget=budget,
+        )
     else:
         score = worth + TIE * sample.uniform(key, nodes.uid)
         closest = greedy.similarity_to(nodes.feature, node, mask)
@@ -195,13 +277,21 @@ def env_mean(**settings: Any) -> Scheduler:
 
 def from_settings(settings: Settings) -> Scheduler:
     """Returns the scheduler with these settings."""
+    prior = settings.field
+    assert isinstance(prior, FieldSettings)  # __post_init__ has seen to that
+
+    def init(graph: Graph) -> SchedulerState:
+        return common.init(graph, field.init(prior, graph) if settings.belief == "gaussian_field" else ())
 
     def select(key: Key, graph: Graph, state: SchedulerState) -> Batch:
         return pick(settings, key, graph, state)
 
     def observe(graph: Graph, state: SchedulerState, outcome: Outcome) -> SchedulerState:
-        return common.observe(
-            graph, state, outcome, gamma=settings.gamma, mode=settings.quota, weights=settings.quota_weights
-        )
+        mode, weights = settings.quota, settings.quota_weights
+        following = common.observe(graph, state, outcome, gamma=settings.gamma, mode=mode, weights=weights)
+        if settings.belief != "gaussian_field":
+            return following
+        memory = field.update(prior, graph, state.memory, outcome, _trials(graph, state))
+        return following._replace(memory=memory)
 
-    return Scheduler(common.init, select, observe)
+    return Scheduler(init, select, observe)
