@@ -1,8 +1,36 @@
-"""Schedulers side by side on ToolWorld. Presets: `cpu` (all arms, 5 seeds), `demo` (3 arms, 3 seeds), `smoke`."""
+"""Schedulers side by side on ToolWorld.
+
+Presets: `cpu` (the main arms, 5 seeds), `peers` (published schedulers, 5 seeds), `parts` (EnvSched with one part
+switched off or exchanged, 5 seeds), `demo` (3 arms, 3 seeds), `smoke`.
+"""
 
 from ml_collections import ConfigDict
 
 from configs import toolworld
+from envsched_jax.types import CROSS_KINDS, WITHIN_KINDS
+
+PEERS = ("vip_gp", "dump_ucb", "mopps", "learnability", "plr", "mapp", "sec", "potts_graph", "gps_lite", "scaler")
+STRENGTHS = (2.0, 0.3, 0.3, 0.1, 60.0, 0.2, 0.1)  # belief.field.Settings.kinds
+
+
+def parts() -> dict[str, dict]:
+    """Returns settings of envsched by which one of its parts is switched off or exchanged."""
+    within, cross = len(WITHIN_KINDS), len(CROSS_KINDS)
+    still = {"walk_pool": 0.0, "walk_env": 0.0, "walk_static": 0.0}
+    return {
+        "envsched": {},
+        "envsched_no_graph": {"field": {"kinds": (0.0,) * (within + cross)}},
+        "envsched_within_only": {"field": {"kinds": STRENGTHS[:within] + (0.0,) * cross}},
+        "envsched_cross_only": {"field": {"kinds": (0.0,) * within + STRENGTHS[within:]}},
+        "envsched_fixed_weights": {"field": {"rate": 0.0}},
+        "envsched_no_drift": {"field": still | {"memory": 1.0}},
+        "envsched_no_coverage": {"coverage": (0.0, 0.0, 0.0)},
+        "envsched_no_explore": {"explore_share": 0.0},
+        "envsched_no_quotas": {"quota": "none"},
+        "envsched_greedy": {"select": "greedy"},
+        "envsched_logdet": {"select": "logdet"},
+        "envsched_diffusion": {"belief": "diffusion"},
+    }
 
 
 def get_config(preset: str = "cpu") -> ConfigDict:
@@ -11,16 +39,22 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     Raises:
       ValueError: an unknown preset.
     """
-    if preset not in ("cpu", "demo", "smoke"):
-        raise ValueError(f"unknown preset {preset!r}; there are: cpu, demo, smoke")
+    if preset not in ("cpu", "peers", "parts", "demo", "smoke"):
+        raise ValueError(f"unknown preset {preset!r}; there are: cpu, peers, parts, demo, smoke")
     config = toolworld.get_config("smoke" if preset == "smoke" else "cpu")
     del config.seed, config.scheduler, config.filter
-    config.seeds = {"cpu": 5, "demo": 3, "smoke": 2}[preset]
-    names = ["uniform", "stratified", "envsched"]
+    config.seeds = {"demo": 3, "smoke": 2}.get(preset, 5)
+    names = ["uniform", "envsched", "stratified"]
     if preset == "cpu":
         names += ["no_graph", "env_mean", "oracle"]
+    if preset == "peers":
+        names = ["uniform", "envsched", *PEERS]
+    if preset == "parts":
+        names = ["uniform"]
     arms: dict[str, dict] = {name: {"scheduler": {"name": name}, "filter": "none"} for name in names}
-    if preset != "demo":
+    if preset == "parts":
+        arms |= {arm: {"scheduler": {"name": "envsched", **how}, "filter": "none"} for arm, how in parts().items()}
+    if preset in ("cpu", "smoke"):
         arms["dapo_filter"] = {"scheduler": {"name": "uniform"}, "filter": "dapo"}
     config.arms = ConfigDict(arms)
     if preset == "demo":

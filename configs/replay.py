@@ -5,6 +5,10 @@ The data are not shipped: pass `--config.data_dir=DIR`, one data set or a folder
 
 from ml_collections import ConfigDict, config_dict
 
+from envsched_jax.schedulers import RECIPES
+
+FIRST = ("uniform", "stratified", "envsched", "no_graph", "env_mean", "oracle")
+
 
 def get_config(preset: str = "default") -> ConfigDict:
     """Returns the configuration of `experiments.replay`.
@@ -17,8 +21,10 @@ def get_config(preset: str = "default") -> ConfigDict:
     smoke = preset == "smoke"
     config = ConfigDict()
     config.data_dir = config_dict.placeholder(str)
-    config.arms = ("uniform", "stratified", "envsched", "no_graph", "env_mean", "oracle")
-    # Arms that are not a recipe with its default arguments: {arm: {"recipe": name, argument: value, ...}}.
+    config.text_model = config_dict.placeholder(str)  # local folder of a sentence-embedding model; without, TF-IDF
+    config.arms = FIRST if smoke else (*FIRST, *sorted(set(RECIPES) - set(FIRST)))
+    # Arms that are not a recipe with its default arguments: {arm: {"recipe": name, argument: value, ...}}. The peers
+    # keep their defaults, which are their authors'.
     # The two that know something *rank* by it: they are bounds, and have nothing to insure against.
     config.variants = ConfigDict()
     believer = {
@@ -37,7 +43,7 @@ def get_config(preset: str = "default") -> ConfigDict:
         config.variants[arm] = ConfigDict({"recipe": arm, **believer, **({"nu": 1.0} if arm == "envsched" else {})})
     for arm in ("oracle", "clairvoyant"):
         config.variants[arm] = ConfigDict({"recipe": "oracle", "select": "argmax"})
-    config.seeds = 2 if smoke else 20
+    config.seeds = 2 if smoke else 50
     config.steps = 10 if smoke else 80
     config.pool_over_batch = 40  # B = ceil(T / pool_over_batch)
     config.group_size = 4  # G
@@ -48,4 +54,19 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.graph.num_patterns = 32
     config.graph.feature_dim = 64
     config.graph.seed = 0
+    # Prediction of outcomes that were not seen: `experiments.prediction`.
+    config.predict = ConfigDict()
+    config.predict.seeds = 1 if smoke else 5
+    config.predict.most = 2 if smoke else 8  # checkpoints asked for
+    config.predict.settings = (
+        "cold",
+        "cold_scenario",
+        "cold_env",
+        "sparse_05",
+        "sparse_15",
+        "sparse_40",
+        "stale",
+        "dense",
+    )
+    config.predict.references = True  # simple methods beside the beliefs
     return config

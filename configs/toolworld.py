@@ -30,6 +30,8 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.world.habit_scale = 1.8
     config.world.habit_shift = 0.0
 
+    config.audit = "off"  # 'report': read every verifier before any rollout; 'exclude': and leave out what is broken
+
     config.graph = ConfigDict()
     config.graph.k = 16
     config.graph.num_patterns = 32

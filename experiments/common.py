@@ -82,11 +82,12 @@ class MetricWriter:
 
     One JSON line per call: `{"step": ..., <labels>, <scalars>}`. Lines are flushed at once, so a killed run loses at
     most the line it was writing, and the next writer removes that remnant. A resumed run may write a step again;
-    `read_metrics` then takes the last row.
+    `read_metrics` then takes the last row. Without `events` there are only the JSON lines.
     """
 
-    def __init__(self, workdir: str | Path):
+    def __init__(self, workdir: str | Path, *, events: bool = True):
         self._workdir = Path(workdir)
+        self._with_events = events
         self._workdir.mkdir(parents=True, exist_ok=True)
         path = self._workdir / METRICS
         if path.exists():
@@ -110,9 +111,9 @@ class MetricWriter:
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
         folder = "_".join(f"{name}-{value}" for name, value in labels.items()).replace("/", "-")
-        if folder not in self._events:
+        if self._with_events and folder not in self._events:
             self._events[folder] = _events_writer(self._workdir / "tensorboard" / folder)
-        events = self._events[folder]
+        events = self._events.get(folder)
         for name, value in values.items():
             if events is not None and value is not None:
                 events.add_scalar(name, value, int(step))
@@ -290,8 +291,7 @@ def interval(values: Any, axis: int = 0) -> tuple[np.ndarray, np.ndarray, np.nda
       a NaN in `values` makes its own mean and interval NaN.
     """
     array = np.moveaxis(np.asarray(values, np.float64), axis, 0)
-    count = array.shape[0]
-    mean = array.mean(axis=0)
+    count, mean = array.shape[0], array.mean(axis=0)
     if count == 1:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     half = t_quantile(count - 1) * array.std(axis=0, ddof=1) / math.sqrt(count)

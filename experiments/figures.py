@@ -296,3 +296,63 @@ def replay_bars(datasets: Mapping[str, Mapping[str, Any]], path: str | Path) -> 
         for axes in panels[len(datasets) :]:
             axes.set_visible(False)
         return _save(figure, path)
+
+
+def _columns(count: int, height: float) -> tuple[Figure, list[Axes]]:
+    """Panels in rows of at most three, those left over hidden."""
+    columns = min(3, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(2 * WIDTH * columns / 3, rows * height), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
+
+
+def reliability(datasets: Mapping[str, Mapping[str, Any]], quantity: str, path: str | Path) -> Path:
+    """Reliability diagrams, a panel per data set and a curve per arm: what was predicted against what came.
+
+    Args:
+      datasets: `arms.<name>.reliability.<quantity>`: {`tasks`, `predicted`, `realised`}, one entry per bin.
+      quantity: `mean` or `p_informative`.
+      path: the PNG to write.
+    """
+    palette = colours(sorted({name for data in datasets.values() for name in data["arms"]}))
+    with matplotlib.rc_context(STYLE):
+        figure, panels = _columns(len(datasets), 2.7)
+        for axes, (title, data) in zip(panels, datasets.items(), strict=True):
+            axes.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
+            for name, arm in data["arms"].items():
+                bins = (arm.get("reliability") or {}).get(quantity)
+                if bins:
+                    _line(axes, name, palette[name], floats(bins["predicted"]), floats(bins["realised"]))
+            axes.set(title=title, xlim=(0, 1), ylim=(0, 1), xlabel="predicted")
+        panels[0].set_ylabel("realised")
+        _legend_of_all(figure, panels)
+        return _save(figure, path)
+
+
+def degenerate(datasets: Mapping[str, Mapping[str, Any]], path: str | Path, window: int, close: float) -> Path:
+    """Predicted minus realised share of degenerate groups by window of steps; the band is plus and minus `close`."""
+    palette = colours(sorted({name for data in datasets.values() for name in data["arms"]}))
+    with matplotlib.rc_context(STYLE):
+        figure, panels = _columns(len(datasets), 2.4)
+        for axes, (title, data) in zip(panels, datasets.items(), strict=True):
+            axes.axhspan(-close, close, color=NEUTRAL, alpha=0.2, linewidth=0)
+            for name, arm in data["arms"].items():
+                curves = arm.get("degenerate") or {"predicted": [], "realised": []}
+                gap = floats(curves["predicted"]) - floats(curves["realised"])
+                if np.isfinite(gap).any():
+                    _line(axes, name, palette[name], window * (np.arange(len(gap)) + 0.5), gap)
+            axes.set(title=title, xlabel="steps")
+        panels[0].set_ylabel("predicted - realised")
+        _legend_of_all(figure, panels)
+        return _save(figure, path)
+
+
+def _legend_of_all(figure: Figure, panels: Sequence[Axes]) -> None:
+    found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if found:
+        columns = 5
+        figure.set_figheight(figure.get_figheight() + 0.18 * (1 + (len(found) - 1) // columns))
+        figure.legend(found.values(), map(_clip, found), loc="outside upper left", ncols=columns, handlelength=1.4)

@@ -24,7 +24,7 @@ from envsched_jax import schedulers
 from envsched_jax.schedulers import common as recipes
 from envsched_jax.types import Belief, Graph, History, Outcome, Scheduler, SchedulerState, Status
 from experiments import common, metrics, recorded, reference
-from experiments.recorded import Tables
+from experiments.recorded import Recorded, Tables
 from experiments.reference import Estimate, Observed
 from experiments.replay_arm import Pool, prepare
 
@@ -147,7 +147,7 @@ def observed(pooled: np.ndarray, shown: np.ndarray, group_size: int) -> Observed
         return np.where(total > 0, average, np.nan)
 
     return Observed(
-        count=count.sum(axis=0),
+        rollouts=count.sum(axis=0),
         mean=over(count, mean),
         dof=dof.sum(axis=0),
         variance=over(dof, variance),
@@ -230,14 +230,18 @@ def score(guess: Estimate, reward: np.ndarray, target: np.ndarray, group_size: i
 # ------------------------------------------------------------------------------------------------ the benchmark
 
 
+def problem_of(data: Recorded, pool: Pool, group_size: int) -> Problem:
+    """Makes a loaded data set and its pool a problem."""
+    view = reference.view([data.records[i] for i in pool.record], pool.env)
+    return Problem(data.name, pool, group_size, view)
+
+
 def problem(
     folder: str | Path, *, group_size: int = 4, cohort: int = 5, graph: Mapping[str, Any] | None = None
 ) -> Problem:
     """Makes one data set ready; `graph` holds the arguments of `envsched_jax.graph.build`."""
     data = recorded.load(folder)
-    pool = prepare(data, group_size=group_size, cohort=cohort, graph=graph or {})
-    view = reference.view([data.records[i] for i in pool.record], pool.env)
-    return Problem(data.name, pool, group_size, view)
+    return problem_of(data, prepare(data, group_size=group_size, cohort=cohort, graph=graph or {}), group_size)
 
 
 def problems(data_dir: str | Path, **settings: Any) -> list[Problem]:

@@ -37,7 +37,7 @@ class View(NamedTuple):
 class Observed(NamedTuple):
     """What was observed of n tasks; NaN where nothing was."""
 
-    count: np.ndarray  # f64[n], rollouts
+    rollouts: np.ndarray  # f64[n]
     mean: np.ndarray  # f64[n]
     dof: np.ndarray  # f64[n], degrees of freedom within groups
     variance: np.ndarray  # f64[n], within groups
@@ -212,7 +212,7 @@ def estimate(regress: Regress, seen: Observed, *, own: bool) -> Estimate:
     def solve(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
         return with_own(regress, weight, value) if own else regress(weight, value)
 
-    mean = np.clip(solve(seen.count, seen.mean), 0, 1)
+    mean = np.clip(solve(seen.rollouts, seen.mean), 0, 1)
     variance = solve(seen.dof, seen.variance) if seen.dof.any() else mean * (1 - mean)
     share = np.clip(solve(seen.groups, seen.share), 0, 1) if seen.groups.any() else None
     return Estimate(mean, np.maximum(variance, 0), share)
@@ -224,7 +224,7 @@ def _constant(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 def own_last(seen: Observed) -> Estimate:
     """The newest group of the task itself, over the pool's mean; its variance by all of the task's groups."""
-    last = seen._replace(mean=seen.last, count=np.minimum(seen.count, 1.0))
+    last = seen._replace(mean=seen.last, rollouts=np.minimum(seen.rollouts, 1.0))
     return estimate(_constant, last, own=True)
 
 

@@ -5,6 +5,7 @@
 `DIR` is one data set or a folder of data sets (see `experiments.recorded`). Checkpoints pass from weak to strong,
 spread evenly over the steps; at every step an arm picks `B = ceil(T / pool_over_batch)` tasks and gets `G` recorded
 trials of each. An arm is better when more of its groups are *live* (their rewards differ) per 1,000 rollouts spent.
+Beside that, beliefs are asked to predict outcomes that they have not seen (`experiments.prediction`).
 
 Arms with the same seed meet the same luck: the group that a task would return at a step does not depend on who asks.
 A finished arm of a data set is kept in `W/results` and not run again while its settings and its data stay the same.
@@ -14,7 +15,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +25,52 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envsched_jax import schedulers
-from experiments import common, loop, metrics, recorded, replay_report, report
-from experiments.recorded import OUTCOMES, TASKS
-from experiments.replay_arm import RANKED, SPLITS, WHOLE, Pool, prepare, run_arm
+from experiments import common, loop, prediction, recorded, replay_report, replay_summary, report, text_vectors
+from experiments.recorded import OUTCOMES, TASKS, Recorded
+from experiments.replay_arm import Pool, prepare, run_arm
 
 CONFIG = "configs/replay.py"
 CLAIRVOYANT = "clairvoyant"
+KEPT = "kept from an earlier run"
 
 
-def _spread(values: Any) -> dict[str, Any]:
-    mean, low, high = common.interval(values)
-    return {"mean": float(mean), "ci": [float(low), float(high)]}
+def _recipes(arms: tuple[str, ...], variants: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Recipe and options of every arm and of the clairvoyant one."""
+    found = {}
+    for arm in (*arms, CLAIRVOYANT):
+        options = dict(variants[arm]) if arm in variants else {"recipe": arm}
+        found[arm] = (options.pop("recipe"), options)
+        if found[arm][0] not in schedulers.RECIPES:
+            raise ValueError(f"arm {arm!r}: no recipe {found[arm][0]!r}; there are: {', '.join(schedulers.RECIPES)}")
+    return found
 
 
-def _mean(rows: list[tuple[int, int, dict[str, float]]], name: str) -> float:
-    values = [row[name] for _, _, row in rows if name in row and row[name] is not None and math.isfinite(row[name])]
-    return float(np.mean(values)) if values else metrics.NOTHING
+def _believers(
+    recipes: Mapping[str, tuple[str, Mapping[str, Any]]], **sizes: int
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Recipe and options of everything that is asked to predict: recipes by their defaults, arms by their settings.
 
-
-def summarise(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The figures of every arm of one data set; what is not defined is NaN (null in the file).
-
-    `gap_closed` is (arm - uniform) / (oracle - uniform) of the mean live groups per 1,000 rollouts; its interval takes
-    the oracle's mean gain as given. `gain` is the difference from uniform, paired by seed.
+    An arm with settings of its own that bears the name of its recipe is called `<arm>_replay` here.
     """
-    per_1k = {arm: np.asarray(result["live_per_1k"]) for arm, result in results.items()}
-    base = per_1k.get("uniform")
-    room = per_1k["oracle"].mean() - base.mean() if base is not None and "oracle" in per_1k else metrics.NOTHING
-    room = room if room > 0 else metrics.NOTHING
-    arms = {}
-    for arm, result in results.items():
-        gain = _spread(per_1k[arm] - (metrics.NOTHING if base is None else base))
-        arms[arm] = {
-            "live_per_1k": _spread(per_1k[arm]),
-            "gain": gain,
-            "gap_closed": float(gain["mean"] / room),
-            "gap_closed_ci": (np.array(gain["ci"]) / room).tolist(),
-            **{name: {split: _mean(result["rows"], f"{name}_{split}") for split in SPLITS} for name in RANKED},
-            **{name: _mean(result["rows"], name) for name in WHOLE},
-            "envs_touched": float(np.mean(result["envs_touched"])),
-            "gini_visits": float(np.mean(result["gini_visits"])),
-            "rollouts": float(np.mean(result["rollouts"])),
-            "live_curve": np.mean(result["live"], axis=0).tolist(),
-        }
-    return arms
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for arm, (recipe, options) in recipes.items():
+        if schedulers.belief_fn(recipe, **{**sizes, **options}) is None:
+            continue
+        found.setdefault(recipe, (recipe, {}))
+        if options:
+            found[f"{arm}_replay" if arm == recipe else arm] = (recipe, options)
+    return found
 
 
-# ------------------------------------------------------------------------------------------------ program
+# ------------------------------------------------------------------------------------------------ results kept
 
 
-def _fingerprint(folder: Path, settings: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(common.plain(settings), sort_keys=True).encode())
+def _fingerprint(folder: Path, data: Recorded, basis: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(common.plain([basis, settings]), sort_keys=True).encode())
     for name in (TASKS, OUTCOMES):
         digest.update((folder / name).read_bytes())
+    for record in data.records:
+        digest.update(np.asarray(record.embedding or (), np.float64).tobytes())
     return digest.hexdigest()
 
 
@@ -87,30 +83,66 @@ def _kept(path: Path, fingerprint: str) -> dict[str, Any] | None:
     return result if result["fingerprint"] == fingerprint else None
 
 
-def _run_or_keep(
-    workdir: Path, name: str, arm: str, mark: str, pool: Pool, settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """The result of one arm on one data set: from the workdir if it is finished there, else by running it."""
-    path = workdir / "results" / f"{name}.{arm}.json"
+def _run_or_keep(path: Path, mark: str, run: Callable[[], Mapping[str, Any]]) -> tuple[Mapping[str, Any], str]:
+    """A result from its file if it is finished there, else by `run`; and what to say about the time."""
     started = time.time()
     result = _kept(path, mark)
-    took = "kept from an earlier run"
-    if result is None:
-        result = run_arm(pool, **settings)
-        with common.MetricWriter(workdir) as writer:
-            for seed, step, row in result["rows"]:
-                writer.write(step, row, dataset=name, arm=arm, seed=seed)
-        common.write_json(path, result | {"fingerprint": mark})
-        took = f"{time.time() - started:.1f} s"
-    live = np.mean(result["live_per_1k"])
-    print(f"{name} {arm}: {live:.1f} live groups per 1,000 rollouts ({took})", flush=True)
-    return result
+    if result is not None:
+        return result, KEPT
+    result = dict(run())
+    common.write_json(path, result | {"fingerprint": mark})
+    return result, f"{time.time() - started:.1f} s"
+
+
+# ------------------------------------------------------------------------------------------------ program
+
+
+def _load(data_dir: str | None, text_model: str | None) -> list[tuple[Path, Recorded]]:
+    """All data sets, with the text vectors of `text_model` where one is given."""
+    if not data_dir:
+        raise recorded.RecordedError("no data: pass --config.data_dir=DIR, a data set or a folder of data sets")
+    found = [(folder, recorded.load(folder)) for folder in recorded.find_sets(data_dir)]
+    if text_model is None:
+        return found
+    model = text_vectors.load(text_model)
+    return [(folder, replace(data, records=text_vectors.embed(data.records, model))) for folder, data in found]
+
+
+def _arms(
+    workdir: Path,
+    name: str,
+    pool: Pool,
+    recipes: Mapping[str, tuple[str, Mapping[str, Any]]],
+    protocol: Mapping[str, Any],
+    mark: Callable[[Mapping[str, Any]], str],
+) -> dict[str, Mapping[str, Any]]:
+    """The results of every arm on one data set."""
+    results = {}
+    for arm in common.bar(list(recipes), name):
+        recipe, options = recipes[arm]
+        oracle = "recorded" if arm == CLAIRVOYANT else "held_back" if recipe == "oracle" else None
+        full = dict(protocol) | {"recipe": recipe, "options": options, "oracle": oracle}
+        path = workdir / "results" / f"{name}.{arm}.json"
+        result, took = _run_or_keep(path, mark(full), partial(run_arm, pool, **full))
+        if took != KEPT:
+            _write_metrics(workdir, name, arm, result)
+        results[arm] = result
+        live = np.mean(result["live_per_1k"])
+        print(f"{name} {arm}: {live:.1f} live groups per 1,000 rollouts ({took})", flush=True)
+    return results
+
+
+def _write_metrics(workdir: Path, name: str, arm: str, result: Mapping[str, Any]) -> None:
+    with common.MetricWriter(workdir, events=False) as writer:  # a folder of events per seed would be thousands
+        for seed, step, row in result["rows"]:
+            writer.write(step, row, dataset=name, arm=arm, seed=seed)
 
 
 def replay(
     workdir: Path,
     *,
     data_dir: str | None,
+    text_model: str | None,
     arms: tuple[str, ...],
     variants: Mapping[str, Mapping[str, Any]],
     seeds: int,
@@ -120,46 +152,59 @@ def replay(
     cohort: int,
     evaluations: int,
     graph: Mapping[str, Any],
+    predict: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Replays every arm on every data set and returns the summary; see `configs/replay.py` for the arguments."""
-    if not data_dir:
-        raise recorded.RecordedError("no data: pass --config.data_dir=DIR, a data set or a folder of data sets")
+    loaded = _load(data_dir, text_model)
     if seeds < 1 or steps < 2 or group_size < 2 or pool_over_batch < 1:
         raise ValueError("seeds and pool_over_batch must be at least 1, steps and group_size at least 2")
-    recipes = {}
-    for arm in (*arms, CLAIRVOYANT):
-        options = dict(variants[arm]) if arm in variants else {"recipe": arm}
-        recipes[arm] = (options.pop("recipe"), options)
-        if recipes[arm][0] not in schedulers.RECIPES:
-            raise ValueError(f"arm {arm!r}: no recipe {recipes[arm][0]!r}; there are: {', '.join(schedulers.RECIPES)}")
-    datasets = {}
-    for folder in recorded.find_sets(data_dir):
-        data = recorded.load(folder)
+    recipes = _recipes(arms, variants)
+    code = loop.code_digest()
+    results, datasets = {}, {}
+    for folder, data in loaded:
         pool = prepare(data, group_size=group_size, cohort=cohort, graph=graph)
-        settings = {
-            "seeds": seeds,
-            "steps": steps,
-            "evaluations": evaluations,
-            "batch_size": math.ceil(len(data.records) / pool_over_batch),
-            "group_size": group_size,
-        }
-        results = {}
-        for arm in common.bar(list(recipes), data.name):
-            recipe, options = recipes[arm]
-            oracle = "recorded" if arm == CLAIRVOYANT else "held_back" if recipe == "oracle" else None
-            full = settings | {"recipe": recipe, "options": options, "oracle": oracle}
-            mark = _fingerprint(folder, full | {"cohort": cohort, "graph": graph, "code": loop.code_digest()})
-            results[arm] = _run_or_keep(workdir, data.name, arm, mark, pool, full)
-        figures = summarise(results)
+        batch_size = math.ceil(len(data.records) / pool_over_batch)
+        sizes = {"batch_size": batch_size, "group_size": group_size}
+        basis = {"cohort": cohort, "graph": graph, "code": code}
+        mark = partial(_fingerprint, folder, data, basis)
+        protocol = {"seeds": seeds, "steps": steps, "evaluations": evaluations, **sizes}
+        results[data.name] = _arms(workdir, data.name, pool, recipes, protocol, mark)
+        believers = _believers(recipes, **sizes)
+        path = workdir / "results" / f"{data.name}.prediction.json"
+        ask = partial(_predict, data, pool, group_size, believers, sizes, predict)
+        predicted, took = _run_or_keep(path, mark({"believers": believers, **sizes, **predict}), ask)
+        print(f"{data.name} prediction of outcomes not seen ({took})", flush=True)
+        figures = replay_summary.summarise(results[data.name])
         datasets[data.name] = {
             "tasks": len(data.records),
             "environments": len(np.unique(pool.env)),
             "checkpoints": [[data.models[m] for m in models] for models in pool.members],
-            "batch_size": settings["batch_size"],
+            "batch_size": batch_size,
             "arms": {arm: figures[arm] for arm in arms},
             CLAIRVOYANT: figures[CLAIRVOYANT],
+            "prediction": predicted["settings"],
         }
-    return {"datasets": datasets, "gap_closed": replay_report.mean_gap(datasets)}
+    return {
+        "datasets": datasets,
+        "gap_closed": replay_report.mean_gap(datasets),
+        "comparison": replay_summary.compare(results),
+    }
+
+
+def _predict(
+    data: Recorded,
+    pool: Pool,
+    group_size: int,
+    believers: Mapping[str, tuple[str, Mapping[str, Any]]],
+    sizes: Mapping[str, int],
+    predict: Mapping[str, Any],
+) -> dict[str, Any]:
+    found = {
+        name: prediction.of_recipe(recipe, **{**sizes, **options}) for name, (recipe, options) in believers.items()
+    }
+    asked = prediction.problem_of(data, pool, group_size)
+    methods = {name: believer for name, believer in found.items() if believer is not None}
+    return {"settings": prediction.evaluate(asked, methods, **predict)}
 
 
 def main(config: ConfigDict, workdir: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common, figures, headline
+from experiments import common, figures, headline, replay_score
 from experiments.headline import BASE, MAIN, known, number, percent
 
 Cell = str
@@ -29,6 +29,15 @@ RANKINGS = {
     "spearman_mean": "Spearman, mean",
     "auc_mixed": "AUC, mixed or not",
     "top_quarter": "top quarter / mean",
+}
+PREDICTIONS = {
+    "spearman_mean": "Spearman, mean",
+    "spearman_variance": "Spearman, variance",
+    "auc_mixed": "AUC, mixed or not, by variance",
+    "auc_informative": "AUC, mixed or not, by P(informative)",
+    "top_quarter": "top quarter / mean",
+    "ece": "ECE of P(informative)",
+    "nll": "NLL of P(informative)",
 }
 TRAINING = {"reward_mean": "mean reward", "entropy": "entropy", "loss": "loss", "grad_norm": "gradient norm"}
 STYLE = """
@@ -173,12 +182,12 @@ def _calibration(workdir: Path) -> list[str]:
 
 
 def replay(workdir: Path, summary: Mapping[str, Any]) -> list[str]:
-    """The parts of the page for a replay: bars, and per data set a table of results and one of rankings."""
+    """The parts of the page for a replay: comparison, figures, and per data set tables of results and predictions."""
     datasets = summary["datasets"]
-    path = figures.replay_bars(datasets, workdir / "figures" / "replay.png")
-    parts = [
-        _panel([figure(path, "Live groups per 1,000 rollouts, 95 % intervals; more is better.", len(datasets) > 1)])
-    ]
+    folder = workdir / "figures"
+    path = figures.replay_bars(datasets, folder / "replay.png")
+    drawn = [figure(path, "Live groups per 1,000 rollouts, 95 % intervals; more is better.", len(datasets) > 1)]
+    parts = [*_comparison(summary.get("comparison")), _panel(drawn + _trust(datasets, folder))]
     headers = ("scheduler", "live / 1,000 rollouts", "gap closed", "Spearman of variance, never tried", "ECE", "NLL")
     for name, data in datasets.items():
         rows = {
@@ -188,12 +197,65 @@ def replay(workdir: Path, summary: Mapping[str, Any]) -> list[str]:
                 spread((entry.get("spearman_variance") or {}).get("never")),
                 number(entry.get("ece")),
                 number(entry.get("nll")),
+                number(entry.get("ece_mean")),
+                percent(entry.get("degenerate_within")),
                 number(entry.get("envs_touched")),
             ]
             for arm, entry in data["arms"].items()
         }
-        parts += [f"<h2>{html.escape(name)}</h2>", table((*headers, "envs touched"), rows), _rankings(data["arms"])]
+        results = table((*headers, "ECE of the mean", "calibrated windows", "envs touched"), rows)
+        parts += [f"<h2>{html.escape(name)}</h2>", results, _rankings(data["arms"])]
+        parts.append(_predictions(data.get("prediction") or {}))
     return parts
+
+
+def _comparison(comparison: Any) -> list[str]:
+    """The table over all data sets: gap closed, and the paired gain over the best peer and the best ablation."""
+    if not comparison:
+        return []
+    best = {kind: comparison.get(f"best_{kind}") or "none" for kind in ("peer", "ablation")}
+    rows = {
+        arm: [
+            entry["role"],
+            spread(entry["gap_closed"]),
+            *(spread(entry[f"over_{kind}"] or {}, sign=True) for kind in best),
+        ]
+        for arm, entry in comparison["arms"].items()
+    }
+    title = (
+        f"All data sets <small class='note'>mean over {comparison['datasets']} sets, 95 % interval over seeds</small>"
+    )
+    headers = ("scheduler", "is", "share of the gap closed", *(f"over {best[kind]} (best {kind})" for kind in best))
+    return [f"<h2>{title}</h2>", table(headers, rows)]
+
+
+def _trust(datasets: Mapping[str, Any], folder: Path) -> list[str]:
+    """Figures of calibration, where an arm has a belief."""
+    arms = [arm for data in datasets.values() for arm in data["arms"].values()]
+    if not any(arm.get("reliability") for arm in arms):
+        return []
+    drawn = []
+    for quantity, what in (("mean", "mean reward"), ("p_informative", "P(informative)")):
+        path = figures.reliability(datasets, quantity, folder / f"reliability_{quantity}.png")
+        drawn.append(
+            figure(path, f"Reliability of the {what}: tasks in bins of what was predicted of them.", wide=True)
+        )
+    path = figures.degenerate(datasets, folder / "degenerate.png", replay_score.WINDOW, replay_score.CLOSE)
+    caption = "Share of degenerate groups among the picks, predicted minus realised, by window of steps; band: ±0.05."
+    return [*drawn, figure(path, caption, wide=True)]
+
+
+def _predictions(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables of how well outcomes that were not seen are predicted: a method per row, a setting per column."""
+    methods = list(dict.fromkeys(name for found in settings.values() for name in found))
+    parts = []
+    for metric, title in PREDICTIONS.items():
+        rows = {
+            m: [number(((s.get(m) or {}).get(metric) or {}).get("mean")) for s in settings.values()] for m in methods
+        }
+        parts.append(table((title, *settings), rows))
+    inside = "".join(parts)
+    return f"<details><summary>Prediction of outcomes not seen</summary>{inside}</details>" if methods else ""
 
 
 def _rankings(arms: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ POINTS = tuple(float(x) for x in _POINTS)
 MASSES = tuple(float(w) for w in _MASSES / _MASSES.sum())
 BOUND_ROUNDS = 4  # of the fixed point of one outcome's Gaussian bound
 LARGEST_LOGIT = 7.0
+TOLERANCE = 1e-2  # of a solve, relative; the next one starts where it ends
 
 
 class Settings(NamedTuple):
@@ -49,7 +50,8 @@ class Settings(NamedTuple):
     memory: float = 0.98  # what is kept of a task's own evidence per step
     rate: float = 0.1  # of learning the weights; 0 keeps them
     probes: int = 8  # of the field, for variances; at most 32
-    iterations: int = 40  # of conjugate gradients per step, the most
+    iterations: int = 40  # of conjugate gradients per solve, the most
+    refresh: int = 4  # steps between two refreshes of variances and weights, which cost most
     blend: tuple[float, float, float] = (0.0, 0.5, 0.5)  # intercept and slopes of the two fields at the start
     blend_var: float = 0.1
     blend_walk: float = 0.002
@@ -77,6 +79,7 @@ class Memory(NamedTuple):
 class State(NamedTuple):
     """Both fields and what combines them."""
 
+    clock: jax.Array  # i32[], steps so far
     centre: jax.Array  # f32[*], mean of the static covariates in the pool at the start
     scale: jax.Array  # f32[*], their spread
     passing: Memory
@@ -136,6 +139,7 @@ def init(settings: Settings, graph: Graph) -> State:
     centre = (real * graph.nodes.static).sum(axis=0) / total
     spread = jnp.sqrt((real * jnp.square(graph.nodes.static - centre[None, :])).sum(axis=0) / total)
     return State(
+        clock=jnp.zeros((), jnp.int32),
         centre=centre,
         scale=jnp.where(spread > 0.05, spread, 1.0),
         passing=memory,
@@ -211,9 +215,10 @@ def update(settings: Settings, graph: Graph, state: State, outcome: Outcome, tri
     before = jax.vmap(lambda m: log_odds(m, x, env, node))(fields)
     group_size = outcome.reward.shape[1]
     blend, cov = _learn_blend(settings, state, _signals(before, group_size), count[1], passed[1])
-    fields = jax.vmap(lambda m, n, k: _update(settings, graph, m, x, env, node, n, k))(fields, count, passed)
+    due = state.clock % settings.refresh == 0
+    fields = jax.vmap(lambda m, n, k: _update(settings, graph, m, x, env, node, n, k, due))(fields, count, passed)
     passing, mixed = (jax.tree.map(lambda leaf, i=i: leaf[i], fields) for i in range(2))
-    return state._replace(passing=passing, mixed=mixed, blend=blend, blend_cov=cov)
+    return State(state.clock + 1, state.centre, state.scale, passing, mixed, blend, cov)
 
 
 def _both(state: State) -> Memory:
@@ -230,6 +235,7 @@ def _update(
     node: jax.Array,
     n: jax.Array,
     k: jax.Array,
+    due: jax.Array,
 ) -> Memory:
     walk = [settings.walk_pool] + [settings.walk_static] * (memory.beta.shape[0] - 1)
     memory = memory._replace(
@@ -262,7 +268,10 @@ def _update(
         precision=memory.precision.at[node].add(weight),
         shift=memory.shift.at[node].add(weight * (y - now.coarse - now.env - now.own)),
     )
-    memory = _settle(settings, graph, memory)
+    added = jnp.zeros_like(memory.precision).at[node].add(weight)
+    memory = jax.lax.cond(
+        due, lambda m: _settle(settings, graph, m), lambda m: _settle_mean(settings, graph, m, added), memory
+    )
 
     now = log_odds(memory, x, env, node)
     weight = w / (1.0 + w * (now.coarse_var + now.env_var + now.field_var))
@@ -270,7 +279,10 @@ def _update(
         own_precision=memory.own_precision.at[node].add(weight),
         own_shift=memory.own_shift.at[node].add(weight * (y - now.coarse - now.env - now.field)),
     )
-    return _learn(settings, graph, memory, log_odds(memory, x, env, node), node, n, k, w, y)
+    if settings.rate == 0.0:
+        return memory
+    now = log_odds(memory, x, env, node)
+    return jax.lax.cond(due, lambda m: _learn(settings, graph, m, now, node, n, k, w, y), lambda m: m, memory)
 
 
 def _settle(settings: Settings, graph: Graph, memory: Memory) -> Memory:
@@ -279,9 +291,22 @@ def _settle(settings: Settings, graph: Graph, memory: Memory) -> Memory:
     noise = springs.noise(prior, graph.nodes.uid, memory.precision, settings.probes)
     target = jnp.concatenate([memory.shift[:, None], noise], axis=1)
     start = jnp.concatenate([memory.field[:, None], memory.probe], axis=1)
-    solved = springs.solve(prior, memory.precision, target, start, iterations=settings.iterations)
+    solved = springs.solve(prior, memory.precision, target, start, iterations=settings.iterations, tolerance=TOLERANCE)
     var = springs.variances(prior, memory.precision, solved[:, 1:])
     return memory._replace(field=solved[:, 0], probe=solved[:, 1:], field_var=var)
+
+
+def _settle_mean(settings: Settings, graph: Graph, memory: Memory, added: jax.Array) -> Memory:
+    """Solves for the field alone; its variances shrink only where evidence was ``added``, f32[N]."""
+    solved = springs.solve(
+        _springs(settings, graph, memory),
+        memory.precision,
+        memory.shift[:, None],
+        memory.field[:, None],
+        iterations=settings.iterations,
+        tolerance=TOLERANCE,
+    )
+    return memory._replace(field=solved[:, 0], field_var=memory.field_var / (1.0 + memory.field_var * added))
 
 
 def _springs(settings: Settings, graph: Graph, memory: Memory) -> springs.Springs:
@@ -305,8 +330,6 @@ def _learn(
     With ``g = (Q + Lambda)^-1 b`` the gradient is ``- lambda . dQ g``, where ``(Q + Lambda) lambda`` is the gradient of
     the likelihood by g (the adjoint): one solve serves all weights. The own scale has its gradient by the variance.
     """
-    if settings.rate == 0.0:
-        return memory
     keep = jnp.maximum(1.0 - w * after.var, 0.02)  # what is left of the precision without the group itself
     slope, bend = _slopes(n, k, (after.mean - after.var * w * y) / keep, after.var / keep)
     prior = _springs(settings, graph, memory)

@@ -78,7 +78,7 @@ class Settings:
     shortlist: int = 8192
     information: float = 0.5
     budget: float | None = None
-    explore_share: float = 0.1
+    explore_share: float = 0.25
     coverage: tuple[float, float, float] = (0.03, 0.03, 0.03)
     quota: str = "cap"
     quota_weights: tuple[float, ...] | None = None

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from envsched_jax import graph as graphs
 from envsched_jax import schedulers
-from envsched_jax.environments import toolworld
+from envsched_jax.environments import audit, toolworld
 from envsched_jax.environments.base import Environment
 from envsched_jax.environments.toolworld import vocabulary
 from envsched_jax.policy import Transformer, preset
@@ -58,12 +58,27 @@ def plain(section: ConfigDict) -> dict[str, Any]:
     return section.copy_and_resolve_references().to_dict()
 
 
-def fingerprint(world: toolworld.ToolWorld, index: graphs.Index) -> str:
-    """Identifies a pool by the content of its records in node order."""
+def fingerprint(world: toolworld.ToolWorld, train: np.ndarray, index: graphs.Index) -> str:
+    """Identifies a pool by the content of its records in node order; ``train`` are their places in the world."""
     digest = hashlib.blake2b(digest_size=12)
     for position in index.record:
-        digest.update(repr(world.records[world.where(toolworld.TRAIN)[position]]).encode())
+        digest.update(repr(world.records[train[position]]).encode())
     return digest.hexdigest()
+
+
+def audited(world: toolworld.ToolWorld, train: np.ndarray, mode: str) -> np.ndarray:
+    """Reads the verifiers of these tasks before any rollout and returns the tasks to train on, i64[n].
+
+    ``mode`` is 'off', 'report' (prints what is broken) or 'exclude' (and leaves it out).
+    """
+    if mode not in ("off", "report", "exclude"):
+        raise ValueError(f"audit must be 'off', 'report' or 'exclude', not {mode!r}")
+    if mode == "off":
+        return train
+    report = audit.audit([world.records[i] for i in train], toolworld.Auditor(world))
+    print(report.text(), flush=True)
+    broken = set(report.task_ids) if mode == "exclude" else set()
+    return np.array([i for i in train if world.records[i].task_id not in broken], train.dtype)
 
 
 def build_suite(config: ConfigDict) -> Suite:
@@ -76,7 +91,7 @@ def build_suite(config: ConfigDict) -> Suite:
     world_config = toolworld.ToolWorldConfig(**plain(config.world))
     world = toolworld.generate(world_config)
     environment = toolworld.environment(world.world, world.tasks)
-    train = world.where(toolworld.TRAIN)
+    train = audited(world, world.where(toolworld.TRAIN), config.audit)
     graph, index = graphs.build([world.records[i] for i in train], **plain(config.graph))
     task = np.zeros(index.capacity, np.int32)
     task[: len(index.record)] = train[index.record]
@@ -99,7 +114,7 @@ def build_suite(config: ConfigDict) -> Suite:
         eval_task=jnp.asarray(np.concatenate([tasks, envs])),
         eval_unseen_env=np.arange(len(tasks) + len(envs)) >= len(tasks),
         probe=np.sort(rng.permutation(len(index.record))[: config.evaluation.probe_tasks]),
-        fingerprint=fingerprint(world, index),
+        fingerprint=fingerprint(world, train, index),
     )
 
 
