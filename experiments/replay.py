@@ -57,9 +57,14 @@ def _believers(
         if schedulers.belief_fn(recipe, **{**sizes, **options}) is None:
             continue
         found.setdefault(recipe, (recipe, {}))
-        if options:
+        if options and not _only_selects(recipe, options):
             found[f"{arm}_replay" if arm == recipe else arm] = (recipe, options)
     return found
+
+
+def _only_selects(recipe: str, options: Mapping[str, Any]) -> bool:
+    """Whether the belief of these options is that of the recipe's defaults."""
+    return recipe == "envsched" and "belief" not in options and "field" not in options
 
 
 # ------------------------------------------------------------------------------------------------ results kept

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsched_jax import testing
-from envsched_jax.belief import field, springs
+from envsched_jax.belief import field, logistic, springs
 from envsched_jax.types import EDGE_KINDS, Outcome, Status
 
 STIFF = (2.0, 0.3, 0.3, 0.1, 60.0, 0.2, 0.1)
@@ -89,7 +89,7 @@ def test_signs_are_even_and_their_own(graph):
 @given(st.integers(1, 8), st.floats(-4.0, 4.0), st.floats(0.1, 6.0), st.data())
 def test_bound_agrees_with_quadrature(n, mean, var, data):
     k = data.draw(st.integers(0, n))
-    w, y = field.gaussian_bound(*(jnp.asarray([x], jnp.float32) for x in (n, k, mean, var)))
+    w, y = logistic.gaussian_bound(*(jnp.asarray([x], jnp.float32) for x in (n, k, mean, var)))
     spread = 1.0 / (1.0 / var + float(w[0]))
     place = spread * (mean / var + float(w[0] * y[0]))
     f = np.linspace(mean - 12 * np.sqrt(var), mean + 12 * np.sqrt(var), 20001)

@@ -23,13 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envsched_jax.belief import history, springs
+from envsched_jax.belief import history, logistic, springs
 from envsched_jax.types import EDGE_KINDS, Belief, Graph, Outcome
 
-_POINTS, _MASSES = np.polynomial.hermite_e.hermegauss(9)  # for expectations under a standard normal
-POINTS = tuple(float(x) for x in _POINTS)
-MASSES = tuple(float(w) for w in _MASSES / _MASSES.sum())
-BOUND_ROUNDS = 4  # of the fixed point of one outcome's Gaussian bound
 LARGEST_LOGIT = 7.0
 TOLERANCE = 1e-2  # of a solve, relative; the next one starts where it ends
 
@@ -62,6 +58,7 @@ class Memory(NamedTuple):
 
     beta: jax.Array  # f32[M]
     cov: jax.Array  # f32[M, M]
+    coarse_var: jax.Array  # f32[N], x_i . cov x_i as of the last refresh
     env: jax.Array  # f32[E]
     env_var: jax.Array  # f32[E]
     precision: jax.Array  # f32[N], own evidence about g
@@ -120,6 +117,7 @@ def init(settings: Settings, graph: Graph) -> State:
     memory = Memory(
         beta=jnp.zeros(len(prior), jnp.float32),
         cov=jnp.diag(jnp.asarray(prior, jnp.float32)),
+        coarse_var=jnp.zeros(num_nodes, jnp.float32),
         env=jnp.zeros(num_envs, jnp.float32),
         env_var=jnp.full(num_envs, settings.env, jnp.float32),
         precision=precision,
@@ -133,15 +131,16 @@ def init(settings: Settings, graph: Graph) -> State:
         log_scale=jnp.log(jnp.asarray([settings.graph, settings.own], jnp.float32)),
         moment=jnp.zeros(len(EDGE_KINDS) + 2, jnp.float32),
     )
-    memory = _settle(settings, graph, memory)
     real = graph.nodes.mask.astype(jnp.float32)[:, None]
     total = jnp.maximum(real.sum(), 1.0)
     centre = (real * graph.nodes.static).sum(axis=0) / total
     spread = jnp.sqrt((real * jnp.square(graph.nodes.static - centre[None, :])).sum(axis=0) / total)
+    scale = jnp.where(spread > 0.05, spread, 1.0)
+    memory = _settle(settings, graph, memory, _rows(graph, centre, scale))
     return State(
         clock=jnp.zeros((), jnp.int32),
         centre=centre,
-        scale=jnp.where(spread > 0.05, spread, 1.0),
+        scale=scale,
         passing=memory,
         mixed=jax.tree.map(jnp.copy, memory),  # a buffer of its own, so that a state can be donated
         blend=jnp.asarray(settings.blend, jnp.float32),
@@ -149,10 +148,10 @@ def init(settings: Settings, graph: Graph) -> State:
     )
 
 
-def rows(graph: Graph, state: State) -> jax.Array:
+def _rows(graph: Graph, centre: jax.Array, scale: jax.Array) -> jax.Array:
     """Returns the covariates x_i, f32[N, M]."""
     one = jnp.ones((graph.nodes.mask.shape[0], 1), jnp.float32)
-    static = (graph.nodes.static - state.centre[None, :]) / state.scale[None, :]
+    static = (graph.nodes.static - centre[None, :]) / scale[None, :]
     return jnp.concatenate([one, static, graph.nodes.feature], axis=1)
 
 
@@ -171,26 +170,19 @@ def log_odds(memory: Memory, x: jax.Array, env: jax.Array, node: jax.Array) -> L
     )
 
 
-def gaussian_bound(n: jax.Array, k: jax.Array, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns weight and place of the Gaussian that stands for k passes of n, given log-odds N(mean, var), f32[B].
-
-    ``w = n tanh(xi / 2) / (2 xi)`` and ``y = (k - n/2) / w`` with ``xi^2 = E f^2`` after the outcome, a fixed point
-    (Jaakkola and Jordan 2000). An outcome that was thought impossible moves a belief no further than it should.
-    """
-
-    def weight(xi: jax.Array) -> jax.Array:
-        return n * jnp.tanh(0.5 * xi) / (2.0 * xi)
-
-    def step(_: int, xi: jax.Array) -> jax.Array:
-        spread = 1.0 / (1.0 / var + weight(xi))
-        place = spread * (mean / var + k - 0.5 * n)
-        return jnp.sqrt(jnp.square(place) + spread)
-
-    w = weight(jax.lax.fori_loop(0, BOUND_ROUNDS, step, jnp.sqrt(jnp.square(mean) + var)))
-    return w, jnp.where(n > 0.0, (k - 0.5 * n) / jnp.where(n > 0.0, w, 1.0), 0.0)
-
-
-# ------------------------------------------------------------------------------------------------ observing
+def _all_log_odds(memory: Memory, x: jax.Array, env: jax.Array) -> LogOdds:
+    """Returns what one field says of every task; the variance of the covariates' part is that of the last refresh."""
+    own_var = 1.0 / (jnp.exp(-memory.log_scale[1]) + memory.own_precision)
+    return LogOdds(
+        coarse=_dot(x, memory.beta[:, None])[:, 0],
+        coarse_var=memory.coarse_var,
+        env=memory.env[env],
+        env_var=memory.env_var[env],
+        field=memory.field,
+        field_var=memory.field_var,
+        own=own_var * memory.own_shift,
+        own_var=own_var,
+    )
 
 
 def update(settings: Settings, graph: Graph, state: State, outcome: Outcome, trials: jax.Array | None = None) -> State:
@@ -209,14 +201,15 @@ def update(settings: Settings, graph: Graph, state: State, outcome: Outcome, tri
     worth = jnp.where(real, 1.0, 0.0) if trials is None else jnp.where(real, trials[node], 0.0)
     count = jnp.stack([worth * seen["n"], jnp.where(real, seen["groups"], 0.0)])
     passed = jnp.stack([worth * seen["s1"], jnp.where(real, seen["informative"], 0.0)])
-    x, env = rows(graph, state)[node], graph.nodes.env[node]
+    everything = _rows(graph, state.centre, state.scale)
+    x, env = everything[node], graph.nodes.env[node]
 
     fields = _both(state)
     before = jax.vmap(lambda m: log_odds(m, x, env, node))(fields)
     group_size = outcome.reward.shape[1]
     blend, cov = _learn_blend(settings, state, _signals(before, group_size), count[1], passed[1])
     due = state.clock % settings.refresh == 0
-    fields = jax.vmap(lambda m, n, k: _update(settings, graph, m, x, env, node, n, k, due))(fields, count, passed)
+    fields = jax.vmap(lambda m, n, k: _update(settings, graph, m, everything, node, n, k, due))(fields, count, passed)
     passing, mixed = (jax.tree.map(lambda leaf, i=i: leaf[i], fields) for i in range(2))
     return State(state.clock + 1, state.centre, state.scale, passing, mixed, blend, cov)
 
@@ -230,13 +223,13 @@ def _update(
     settings: Settings,
     graph: Graph,
     memory: Memory,
-    x: jax.Array,
-    env: jax.Array,
+    everything: jax.Array,
     node: jax.Array,
     n: jax.Array,
     k: jax.Array,
     due: jax.Array,
 ) -> Memory:
+    x, env = everything[node], graph.nodes.env[node]
     walk = [settings.walk_pool] + [settings.walk_static] * (memory.beta.shape[0] - 1)
     memory = memory._replace(
         cov=memory.cov + jnp.diag(jnp.asarray(walk, jnp.float32)),
@@ -247,7 +240,7 @@ def _update(
         own_shift=settings.memory * memory.own_shift,
     )
     now = log_odds(memory, x, env, node)
-    w, y = gaussian_bound(n, k, now.mean, now.var)
+    w, y = logistic.gaussian_bound(n, k, now.mean, now.var)
 
     weight = w / (1.0 + w * (now.env_var + now.field_var + now.own_var))
     gain = x.T * weight[None, :]
@@ -270,7 +263,10 @@ def _update(
     )
     added = jnp.zeros_like(memory.precision).at[node].add(weight)
     memory = jax.lax.cond(
-        due, lambda m: _settle(settings, graph, m), lambda m: _settle_mean(settings, graph, m, added), memory
+        due,
+        lambda m: _settle(settings, graph, m, everything),
+        lambda m: _settle_mean(settings, graph, m, added),
+        memory,
     )
 
     now = log_odds(memory, x, env, node)
@@ -285,15 +281,16 @@ def _update(
     return jax.lax.cond(due, lambda m: _learn(settings, graph, m, now, node, n, k, w, y), lambda m: m, memory)
 
 
-def _settle(settings: Settings, graph: Graph, memory: Memory) -> Memory:
-    """Solves for the field and its variances, starting from the last solution."""
+def _settle(settings: Settings, graph: Graph, memory: Memory, x: jax.Array) -> Memory:
+    """Solves for the field and its variances, starting from the last solution, and refreshes those of ``x . beta``."""
     prior = _springs(settings, graph, memory)
     noise = springs.noise(prior, graph.nodes.uid, memory.precision, settings.probes)
     target = jnp.concatenate([memory.shift[:, None], noise], axis=1)
     start = jnp.concatenate([memory.field[:, None], memory.probe], axis=1)
     solved = springs.solve(prior, memory.precision, target, start, iterations=settings.iterations, tolerance=TOLERANCE)
     var = springs.variances(prior, memory.precision, solved[:, 1:])
-    return memory._replace(field=solved[:, 0], probe=solved[:, 1:], field_var=var)
+    coarse_var = jnp.maximum((x * _dot(x, memory.cov)).sum(axis=1), 0.0)
+    return memory._replace(field=solved[:, 0], probe=solved[:, 1:], field_var=var, coarse_var=coarse_var)
 
 
 def _settle_mean(settings: Settings, graph: Graph, memory: Memory, added: jax.Array) -> Memory:
@@ -331,7 +328,7 @@ def _learn(
     the likelihood by g (the adjoint): one solve serves all weights. The own scale has its gradient by the variance.
     """
     keep = jnp.maximum(1.0 - w * after.var, 0.02)  # what is left of the precision without the group itself
-    slope, bend = _slopes(n, k, (after.mean - after.var * w * y) / keep, after.var / keep)
+    slope, bend = logistic.slopes(n, k, (after.mean - after.var * w * y) / keep, after.var / keep)
     prior = _springs(settings, graph, memory)
     source = jnp.zeros_like(memory.field).at[node].add(slope / keep)[:, None]
     adjoint = springs.solve(
@@ -355,41 +352,11 @@ def _learn(
     )
 
 
-def _slopes(n: jax.Array, k: jax.Array, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns d log P(k of n) by mean and by variance of the log-odds N(mean, var), f32[B] each."""
-
-    def log_likelihood(mean: jax.Array, var: jax.Array) -> jax.Array:
-        f = mean[:, None] + jnp.sqrt(var)[:, None] * jnp.asarray(POINTS, jnp.float32)[None, :]
-        terms = k[:, None] * jax.nn.log_sigmoid(f) + (n - k)[:, None] * jax.nn.log_sigmoid(-f)
-        return jax.nn.logsumexp(terms + jnp.log(jnp.asarray(MASSES, jnp.float32))[None, :], axis=1).sum()
-
-    return jax.grad(log_likelihood, argnums=(0, 1))(mean, var)
-
-
-# ------------------------------------------------------------------------------------------------ believing
-
-
-def _expect(mean: jax.Array, var: jax.Array, group_size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns expectations of p, p(1-p) and 1 - p^G - (1-p)^G for log-odds N(mean, var)."""
-    deviation = jnp.sqrt(var)
-    passing = variance = mixed = jnp.zeros_like(mean)
-    for point, mass in zip(POINTS, MASSES, strict=True):
-        p = jax.nn.sigmoid(mean + point * deviation)
-        passing, variance = passing + mass * p, variance + mass * p * (1.0 - p)
-        mixed = mixed + mass * (1.0 - p**group_size - (1.0 - p) ** group_size)
-    return passing, variance, mixed
-
-
-def _logit(p: jax.Array) -> jax.Array:
-    p = jnp.clip(p, 1e-3, 1.0 - 1e-3)
-    return jnp.log(p) - jnp.log1p(-p)
-
-
 def _signals(both: LogOdds, group_size: int) -> jax.Array:
     """Returns what the blend sees, f32[B, 3]: 1 and the log-odds of being mixed as either field has them."""
-    mixed = _expect(both.mean[0], both.var[0], group_size)[2]
+    mixed = logistic.expectations(both.mean[0], both.var[0], group_size)[2]
     direct = both.mean[1] * jax.lax.rsqrt(1.0 + (np.pi / 8.0) * both.var[1])
-    return jnp.stack([jnp.ones_like(direct), _logit(mixed), direct], axis=1)
+    return jnp.stack([jnp.ones_like(direct), logistic.logit(mixed), direct], axis=1)
 
 
 def _learn_blend(
@@ -416,10 +383,9 @@ def believe(graph: Graph, state: State, group_size: int, trials: jax.Array | Non
       group_size: G.
       trials: f32[N], as for ``update``.
     """
-    node = jnp.arange(graph.nodes.mask.shape[0], dtype=jnp.int32)
-    x = rows(graph, state)
-    both = jax.vmap(lambda m: log_odds(m, x, graph.nodes.env, node))(_both(state))
-    passing, variance, mixed = _expect(both.mean[0], both.var[0], group_size)
+    x = _rows(graph, state.centre, state.scale)
+    both = jax.vmap(lambda m: _all_log_odds(m, x, graph.nodes.env))(_both(state))
+    passing, variance, mixed = logistic.expectations(both.mean[0], both.var[0], group_size)
     signals = _signals(both, group_size)
     informative = jax.nn.sigmoid(_dot(signals, state.blend[:, None])[:, 0])
     variance = jnp.minimum(variance * informative / jnp.maximum(mixed, 1e-3), passing * (1.0 - passing))
