@@ -14,7 +14,7 @@ in the pass rates themselves. Logs of picks and truths stay in `W/<arm>.<seed>.n
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,11 @@ def analyse(log: dict[str, np.ndarray], counterfactual: Counterfactual) -> list[
     return rows
 
 
+def _save(path: Path, log: Mapping[str, np.ndarray]) -> None:
+    arrays: dict[str, Any] = dict(log)
+    np.savez(path, **arrays)
+
+
 def main(config: ConfigDict, workdir: Path) -> None:
     """Runs the arms; what is in the workdir already is not run again."""
     started = time.time()
@@ -164,7 +169,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
             for seed in range(config.seeds):
                 path = workdir / f"{arm}.{seed}.npz"
                 if not path.exists():
-                    np.savez(path, **record(suite, config, scheduler, seed, reveal))
+                    _save(path, record(suite, config, scheduler, seed, reveal))
                 log = dict(np.load(path))
                 rows = analyse(log, counterfactual)
                 for row in rows:

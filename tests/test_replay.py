@@ -11,7 +11,7 @@ from test_recorded import UID, draw, toy_tables, write_set
 
 from configs import replay as config_file
 from envsched_jax.types import Batch, Belief, Scheduler, Status
-from experiments import common, metrics, replay, replay_arm
+from experiments import common, metrics, replay, replay_arm, replay_score, replay_summary
 from experiments.recorded import RecordedError
 
 # ------------------------------------------------------------------------------------------------ one arm
@@ -19,6 +19,7 @@ from experiments.recorded import RecordedError
 
 class Nodes(NamedTuple):
     uid: jax.Array
+    mask: jax.Array
 
 
 class State(NamedTuple):
@@ -51,41 +52,49 @@ def round_robin(batch, size):
 
 def test_simulate_draws_the_checkpoints_in_order_and_counts_live_groups():
     _, table = toy_tables()
-    graph = TinyGraph(Nodes(UID))
+    graph = TinyGraph(Nodes(UID, jnp.ones(6, bool)))
 
     def believe(graph, state):
         return Belief(state.truth, jnp.full(6, state.total), state.truth, state.truth)
 
     trace = jax.jit(
         lambda seeds: replay_arm.simulate(
-            seeds, graph, table, scheduler=round_robin(2, 6), believe=believe, steps=6, group_size=4, oracle="recorded"
+            seeds,
+            graph,
+            table,
+            scheduler=round_robin(2, 6),
+            believe=believe,
+            steps=6,
+            scored=[1, 2, 4],
+            group_size=4,
+            oracle="recorded",
         )
     )(jnp.arange(3))
     np.testing.assert_array_equal(trace.node[0], [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1], [2, 3]])
     assert not trace.mask[..., 1].any() and trace.mask[..., 0].all()
     # nodes 0 and 2 in turn; node 2 has 5 trials, but one at checkpoint 1, which is that of steps 2 and 3
-    np.testing.assert_array_equal(trace.rollouts, [[2, 4, 2, 1, 2, 4]] * 3)
-    np.testing.assert_array_equal(trace.live, [[1, 1, 1, 0, 1, 1]] * 3)
-    checkpoint = np.arange(6) // 2
-    np.testing.assert_allclose(trace.belief.mean, np.broadcast_to(table.variance[checkpoint], (3, 6, 6)), rtol=1e-6)
+    np.testing.assert_array_equal(trace.rollouts.sum(axis=2), [[2, 4, 2, 1, 2, 4]] * 3)
+    np.testing.assert_array_equal(trace.live.sum(axis=2), [[1, 1, 1, 0, 1, 1]] * 3)
+    checkpoint = np.array([1, 2, 4]) // 2  # of the steps whose beliefs are kept
+    np.testing.assert_allclose(trace.belief.mean, np.broadcast_to(table.variance[checkpoint], (3, 3, 6)), rtol=1e-6)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), 0), 0)
     first = draw(key, UID[:1], table.reward[0, :1], table.there[0, :1], 4)[0].sum()
-    assert trace.belief.variance[1, 1, 0] == pytest.approx(float(first))
+    assert trace.belief.variance[1, 0, 0] == pytest.approx(float(first))
 
 
 def test_beliefs_are_scored_where_a_checkpoint_begins():
-    assert replay_arm.evaluation_steps(8, 4, 10) == [2, 4, 6]
-    assert replay_arm.evaluation_steps(80, 12, 3) == [7, 40, 74]
-    assert replay_arm.evaluation_steps(10, 1, 3) == [1, 5, 9]
-    assert replay_arm.evaluation_steps(10, 40, 3) == [1, 5, 9]
+    assert replay_score.evaluation_steps(8, 4, 10) == [2, 4, 6]
+    assert replay_score.evaluation_steps(80, 12, 3) == [7, 40, 74]
+    assert replay_score.evaluation_steps(10, 1, 3) == [1, 5, 9]
+    assert replay_score.evaluation_steps(10, 40, 3) == [1, 5, 9]
 
 
 def test_splits_by_hand():
     node = np.array([[0, 1], [0, 2], [3, 3]])
     mask = np.array([[True, True], [True, False], [True, True]])
-    visits = replay_arm.visits_before(node, mask, 2, 6)
+    visits = replay_score.visits_before(node, mask, 2, 6)
     np.testing.assert_array_equal(visits, [2, 1, 0, 0, 0, 0])
-    got = replay_arm.splits(visits, np.array([0, 0, 0, 1, 1, 2]), np.array([5, 4, 4, 0, -1, -1]))
+    got = replay_score.splits(visits, np.array([0, 0, 0, 1, 1, 2]), np.array([5, 4, 4, 0, -1, -1]))
     assert {name: np.flatnonzero(inside).tolist() for name, inside in got.items()} == {
         "never": [2, 3, 4, 5],
         "once": [1],
@@ -103,7 +112,7 @@ def test_score_of_the_truth_is_perfect_and_leaves_out_what_is_not_known():
     share = metrics.p_informative(reward, 4)
     belief = Belief(*(np.nan_to_num(x, nan=7.0) for x in (mean, variance, share, count)))
     where = {"never": np.ones(60, bool), "once": np.arange(60) < 9}
-    got = replay_arm.score(belief, reward, where, 4)
+    got = replay_score.score(belief, replay_score.truth(reward, 4), where)
     assert got["spearman_mean_never"] == pytest.approx(1) and got["spearman_variance_never"] == pytest.approx(1)
     assert got["auc_mixed_never"] == 1 and got["mae_mean"] == 0 and got["mae_variance"] == 0 and got["ece"] == 0
     assert got["nll"] >= 0
@@ -119,17 +128,74 @@ def test_summary_by_hand():
             "gini_visits": [0.1, 0.3],
             "rollouts": [8, 8],
             "live": [[1, 2], [3, 4]],
+            "degenerate": [{"predicted": [0.5], "realised": [0.6], "error": [0.1]}] * 2,
+            "reliability": None,
         }
 
-    got = replay.summarise({"uniform": arm([10.0, 20]), "mine": arm([20.0, 24]), "oracle": arm([25.0, 35])})
+    got = replay_summary.summarise({"uniform": arm([10.0, 20]), "mine": arm([20.0, 24]), "oracle": arm([25.0, 35])})
     assert got["uniform"]["gap_closed"] == 0 and got["oracle"]["gap_closed"] == 1
     assert got["mine"]["gap_closed"] == pytest.approx(7 / 15)
     assert got["mine"]["live_per_1k"]["mean"] == 22 and got["mine"]["gain"]["mean"] == 7
     assert got["mine"]["ece"] == pytest.approx(0.3) and got["mine"]["auc_mixed"]["never"] == 0.6
     assert math.isnan(got["mine"]["auc_mixed"]["once"]) and got["mine"]["envs_touched"] == 3.5
     assert got["mine"]["live_curve"] == [2, 3]
-    alone = replay.summarise({"mine": arm([20.0, 24])})["mine"]
+    alone = replay_summary.summarise({"mine": arm([20.0, 24])})["mine"]
     assert math.isnan(alone["gap_closed"]) and math.isnan(alone["gain"]["mean"])
+
+
+def test_degenerate_shares_by_window():
+    """Ten steps of two groups: predicted 0.3 degenerate, one in four realised; a row without G rollouts is left out."""
+    predicted = np.full((10, 2), 0.7)
+    live = np.arange(20).reshape(10, 2) % 4 > 0
+    full = np.ones((10, 2), bool)
+    row = replay_score.degenerate(predicted, live, full)
+    assert row["predicted"] == pytest.approx([0.3]) and row["realised"] == [0.25]
+    assert row["error"] == pytest.approx([np.sqrt(20 * 0.21) / 20])
+    assert replay_score.calibrated_share([row]) == 1.0
+    far = replay_score.degenerate(np.full((10, 2), 0.05), live, full)
+    assert replay_score.calibrated_share([row, far]) == 0.5
+    unknown = replay_score.degenerate(np.full((10, 2), np.nan), live, full)
+    assert math.isnan(replay_score.calibrated_share([unknown]))
+    full[:5] = False
+    assert replay_score.degenerate(predicted, live, full)["realised"] == [pytest.approx(0.2)]
+
+
+def test_reliability_by_hand():
+    reward = np.array([[0.0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1], [np.nan] * 4])
+    real = replay_score.truth(reward, 4)
+    belief = Belief(np.array([0.05, 0.95, 0.55, 0.5]), np.zeros(4), np.array([0.1, 0.1, 0.9, 0.9]), np.zeros(4))
+    mean, share = replay_score.reliability(belief, real)
+    assert replay_score.diagram(mean) == {
+        "tasks": [1, 1, 1],
+        "predicted": pytest.approx([0.05, 0.55, 0.95]),
+        "realised": [0, 0.5, 1],
+    }
+    assert replay_score.diagram(share) == {"tasks": [2, 1], "predicted": pytest.approx([0.1, 0.9]), "realised": [0, 1]}
+
+
+def test_the_best_peer_is_one_arm_and_differences_are_paired():
+    def arm(per_1k):
+        return {"live_per_1k": per_1k}
+
+    one = {
+        "uniform": arm([10.0, 10.0]),
+        "oracle": arm([20.0, 20.0]),
+        "envsched": arm([19.0, 17.0]),
+        "no_graph": arm([18.0, 18.0]),
+        "mopps": arm([14.0, 12.0]),
+        "plr": arm([11.0, 12.0]),
+    }
+    two = one | {"plr": arm([12.0, 12.0])}
+    got = replay_summary.compare({"one": one, "two": two})
+    assert (got["best_peer"], got["best_ablation"]) == ("mopps", "no_graph")
+    ours = got["arms"]["envsched"]
+    assert ours["role"] == "ours" and ours["gap_closed"]["mean"] == pytest.approx(0.8)
+    assert ours["over_peer"]["mean"] == pytest.approx(0.5) and ours["over_peer"]["ci"] == pytest.approx([0.5, 0.5])
+    assert ours["over_ablation"]["mean"] == pytest.approx(0.0)
+    roles = {name: replay_summary.role(name) for name in ("oracle", "envsched_logdet", "env_mean", "vip_gp")}
+    assert list(roles.values()) == ["bound", "ours", "ablation", "peer"]
+    flat = {"flat": one | {"oracle": arm([9.0, 9.0])}}
+    assert replay_summary.compare(flat)["best_peer"] is None
 
 
 # ------------------------------------------------------------------------------------------------ the program
@@ -164,8 +230,8 @@ def test_the_summary_has_the_documented_keys(finished):
         assert list(data["arms"]) == ["uniform", "envsched", "oracle"]
         for arm in data["arms"].values():
             assert len(arm["live_per_1k"]["ci"]) == 2 and arm["live_per_1k"]["mean"] >= 0
-            for name in replay_arm.RANKED:
-                assert set(arm[name]) == set(replay_arm.SPLITS)
+            for name in replay_score.RANKED:
+                assert set(arm[name]) == set(replay_score.SPLITS)
             assert {"ece", "nll", "gap_closed", "envs_touched", "gain"} <= arm.keys()
         assert data["arms"]["uniform"]["ece"] is None
         assert 0 <= data["arms"]["envsched"]["ece"] <= 1
@@ -198,7 +264,7 @@ def test_a_finished_arm_is_kept_until_its_settings_or_data_change(finished, monk
     monkeypatch.setattr(replay, "run_arm", lambda pool, **kw: (ran.append(kw["recipe"]), real(pool, **kw))[1])
     first = common.read_summary(finished / "run")
     replay.main(smoke(finished / "data"), finished / "run")
-    assert ran == [] and capsys.readouterr().out.count("kept from an earlier run") == 8
+    assert ran == [] and capsys.readouterr().out.count("kept from an earlier run") == 10
     assert (finished / "run" / "metrics.jsonl").read_text() == before
     assert common.read_summary(finished / "run")["datasets"] == first["datasets"]
     replay.main(smoke(finished / "data" / "many", arms=("uniform",), seeds=1), finished / "again")
