@@ -67,8 +67,10 @@ def test_laws_with_beliefs_by_diffusion(graph):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(schedulers.RECIPES))
 def test_laws_also_op_by_op(graph, name):
-    scheduler = schedulers.make(name, **SIZES | VARIANTS[name])
-    testing.check_scheduler(scheduler, graph, jax.random.key(2), **ALLOWANCE.get(name, {}))
+    # Solving for the field op by op takes minutes; it is held to the other laws above.
+    belief = {"belief": "diffusion"} if name == "envsched" else {}
+    scheduler = schedulers.make(name, **SIZES | VARIANTS[name] | belief)
+    testing.check_scheduler(scheduler, graph, jax.random.key(2))
 
 
 def broken(name, graph):
