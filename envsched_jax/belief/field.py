@@ -285,6 +285,8 @@ def _settle(settings: Settings, graph: Graph, memory: Memory, x: jax.Array) -> M
     """Solves for the field and its variances, starting from the last solution, and refreshes those of ``x . beta``."""
     prior = _springs(settings, graph, memory)
     noise = springs.noise(prior, graph.nodes.uid, memory.precision, settings.probes)
+    # A row without springs, as all padding is, needs no probe; left out, it also has no say in the path of the solver.
+    noise = jnp.where((prior.degree > 0.0)[:, None], noise, 0.0)
     target = jnp.concatenate([memory.shift[:, None], noise], axis=1)
     start = jnp.concatenate([memory.field[:, None], memory.probe], axis=1)
     solved = springs.solve(prior, memory.precision, target, start, iterations=settings.iterations, tolerance=TOLERANCE)
