@@ -8,7 +8,7 @@ another, unless no variance was observed at all (single rollouts): then it is m(
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from envsched_jax.pool import Record
 NEIGHBOURS = 10
 SHARPNESS = 3  # power of the similarity that neighbours count by
 SHRINK = 1.0  # pseudo-rollouts of the pool's mean behind an environment's, and of the prior behind a task's own record
-TUNED_ON = 256  # most observed tasks on which the Gaussian process fits its kernel
+BLOCK, BLOCKS = 64, 4  # tasks on which the Gaussian process fits its kernel; larger blocks would use more threads
 TUNING_STEPS = 25
 COUNTS = "n_params n_files n_spans n_hunks lines_added lines_removed n_fail_to_pass n_pass_to_pass n_outputs".split()
 COUNTS += ["verifier.loc", "text_chars"]
@@ -136,16 +136,22 @@ def by_environment(env: np.ndarray) -> Regress:
 def by_neighbours(similarity: np.ndarray, k: int = NEIGHBOURS) -> Regress:
     """Mean of the k most similar other tasks that were observed, weighted by similarity ** SHARPNESS."""
     jitter = np.random.default_rng(0).random(similarity.shape) * 1e-6  # equal neighbours in no particular order
+    likeness = np.maximum(similarity, 0) ** SHARPNESS + 1e-6 + jitter
+    np.fill_diagonal(likeness, 0)
 
-    def regress(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
-        seen = np.flatnonzero(weight > 0)
-        if len(seen) < 2:
-            return np.full(len(weight), pool_mean(weight, value))
-        near = np.maximum(similarity, 0)[:, seen] ** SHARPNESS + 1e-6 + jitter[:, seen]
-        near[seen, np.arange(len(seen))] = 0
+    @lru_cache(maxsize=2)  # mean, variance and share are mostly known of the same tasks
+    def nearest(known: bytes) -> tuple[np.ndarray, np.ndarray]:
+        seen = np.flatnonzero(np.frombuffer(known, bool))
+        near = likeness[:, seen]
         first = np.argpartition(-near, min(k, len(seen)) - 1, axis=1)[:, :k]
         share = np.take_along_axis(near, first, axis=1)
-        return (share * value[seen][first]).sum(axis=1) / share.sum(axis=1)
+        return seen[first], share / share.sum(axis=1, keepdims=True)
+
+    def regress(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
+        if (weight > 0).sum() < 2:
+            return np.full(len(weight), pool_mean(weight, value))
+        task, share = nearest((weight > 0).tobytes())
+        return (share * value[task]).sum(axis=1)
 
     return regress
 
@@ -170,9 +176,7 @@ def by_process(kernels: np.ndarray) -> Regress:
         if scale == 0:
             return np.full(len(weight), centre)
         target = (value - centre) / scale
-        part = np.sort(np.random.default_rng(0).permutation(seen)[:TUNED_ON])
-        own = _diagonals(weight[part])
-        theta = _fit(np.concatenate([kernels[:, part][:, :, part], own]), target[part])
+        theta = _fit(kernels, seen, weight, target)
         joint = np.tensordot(theta[: len(kernels)], kernels, 1)
         noisy = joint[np.ix_(seen, seen)] + np.tensordot(theta[len(kernels) :], _diagonals(weight[seen]), 1)
         solved = np.linalg.solve(noisy, target[seen])
@@ -187,16 +191,27 @@ def _diagonals(weight: np.ndarray) -> np.ndarray:
     return np.stack([np.eye(len(weight)), np.diag(1 / weight)])
 
 
-def _fit(kernels: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Weights of the kernels that maximise the marginal likelihood: Adam on their logarithms, f64[k]."""
-    log = np.full(len(kernels), np.log(1 / len(kernels)))
+def _fit(kernels: np.ndarray, seen: np.ndarray, weight: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Weights of the kernels and diagonals that maximise the marginal likelihood: Adam on their logarithms, f64[k + 2].
+
+    The likelihood is that of `BLOCKS` random blocks of at most `BLOCK` tasks, taken as independent.
+    """
+    order = np.random.default_rng(0).permutation(seen)
+    size = min(BLOCK, len(seen))
+    blocks = order[: min(BLOCKS, len(seen) // size) * size].reshape(-1, size)
+    parts = np.stack(
+        [np.concatenate([kernels[:, rows[:, None], rows], _diagonals(weight[rows])]) for rows in blocks]
+    )  # [blocks, k + 2, size, size]
+    start = -np.log(parts.shape[1])
+    log = np.full(parts.shape[1], start)
     first, second = np.zeros_like(log), np.zeros_like(log)
     for step in range(1, TUNING_STEPS + 1):
         theta = np.exp(log)
-        inverse = np.linalg.inv(np.tensordot(theta, kernels, 1) + 1e-6 * np.eye(len(target)))
-        solved = inverse @ target
-        slope = 0.5 * theta * (kernels @ solved @ solved - np.einsum("ij,kij->k", inverse, kernels))
-        slope -= 0.1 * (log - np.log(1 / len(kernels)))  # a weak prior keeps unused parts finite
+        inverse = np.linalg.inv(np.einsum("k,bkij->bij", theta, parts) + 1e-6 * np.eye(size))
+        solved = np.einsum("bij,bj->bi", inverse, target[blocks])
+        slope = np.einsum("bkij,bi,bj->k", parts, solved, solved, optimize=True)
+        slope = 0.5 * theta * (slope - np.einsum("bij,bkij->k", inverse, parts))
+        slope -= 0.1 * (log - start)  # a weak prior keeps unused parts finite
         first, second = 0.7 * first + 0.3 * slope, 0.9 * second + 0.1 * slope**2
         log += 0.4 * (first / (1 - 0.7**step)) / (np.sqrt(second / (1 - 0.9**step)) + 1e-8)
         log = np.clip(log, -9, 3)
