@@ -116,6 +116,19 @@ def test_one_task_moves_its_twins_most_then_its_environment(graph):
     assert float(after.evidence[0]) > float(before.evidence[0])
 
 
+def test_a_larger_bucket_changes_nothing_over_many_steps(graph):
+    """Rows of padding must not even take part in the path of the solver, which stops long before it is exact."""
+    prior, wide = field.Settings(), testing.pad(graph, 60)
+    step = jax.jit(lambda g, s, o: field.update(prior, g, s, o))
+    small, large = (jax.jit(lambda g: field.init(prior, g))(g) for g in (graph, wide))
+    for i in range(6):
+        seen = passes([i, 7 + 3 * i, 39 - i], [i % 5, 4, (2 * i) % 5], 4)
+        small, large = step(graph, small, seen), step(wide, large, seen)
+    for x, y in zip(field.believe(graph, small, 4), field.believe(wide, large, 4), strict=True):
+        np.testing.assert_allclose(y[:40], x[:40], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(large.passing.probe[:40], small.passing.probe[:40], atol=1e-4)
+
+
 def test_failed_and_absent_rollouts_say_nothing(graph):
     prior = field.Settings()
     start = field.init(prior, graph)
