@@ -53,6 +53,27 @@ class Settings(NamedTuple):
     blend_walk: float = 0.002
 
 
+def check(settings: Settings) -> None:
+    """Raises ValueError for priors and paces that cannot work."""
+    variances, walks = ("intercept", "static", "feature", "env", "blend_var"), ("pool", "env", "static")
+    for name in (*variances, *(f"walk_{of}" for of in walks), "blend_walk", "rate"):
+        _require(settings, name, getattr(settings, name) >= 0.0, "at least 0")
+    for name in ("graph", "own"):
+        _require(settings, name, getattr(settings, name) > 0.0, "above 0")
+    for name in ("iterations", "refresh"):
+        _require(settings, name, getattr(settings, name) >= 1, "at least 1")
+    _require(settings, "memory", 0.0 <= settings.memory <= 1.0, "in [0, 1]")
+    _require(settings, "probes", 1 <= settings.probes <= 32, "from 1 to 32")
+    right = len(settings.kinds) == len(EDGE_KINDS) and all(w >= 0.0 for w in settings.kinds)
+    _require(settings, "kinds", right, f"{len(EDGE_KINDS)} numbers, at least 0")
+    _require(settings, "blend", len(settings.blend) == 3, "3 numbers")
+
+
+def _require(settings: Settings, name: str, right: bool, expected: str) -> None:
+    if not right:
+        raise ValueError(f"field.{name} must be {expected}, got {getattr(settings, name)}")
+
+
 class Memory(NamedTuple):
     """What one field remembers: M coefficients, R probes."""
 

@@ -97,6 +97,9 @@ class Settings:
         common.check_sizes(self.batch_size, self.group_size)
         if isinstance(self.field, Mapping):
             object.__setattr__(self, "field", FieldSettings(**self.field))
+        if not isinstance(self.field, FieldSettings):
+            raise ValueError(f"field must be a belief.field.Settings or a mapping of its fields, got {self.field!r}")
+        field.check(self.field)
         choices = {
             "belief": ("gaussian_field", "diffusion", "no_graph", "env_mean"),
             "informative": ("beta", "share"),
@@ -108,17 +111,33 @@ class Settings:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("explore_share", "gamma", "restart", "mix"):
+        for name in ("explore_share", "gamma", "restart", "mix", "cost_power"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        for name in ("power", "eta", "information", "c", "nu"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("coverage", "kind_weights", "quota_weights"):
+            if not all(number >= 0.0 for number in getattr(self, name) or ()):
+                raise ValueError(f"{name} must be at least 0 each, got {getattr(self, name)}")
+        if len(self.coverage) != 3:
+            raise ValueError(f"coverage needs 3 numbers: of environment, pattern and task, got {self.coverage}")
+        if len(self.prior) != 3 or not all(0.0 <= number <= 1.0 for number in self.prior):
+            raise ValueError(f"prior needs a mean, a variance and a share, each in [0, 1], got {self.prior}")
+        if self.rounds not in (0, 1, 2):
+            raise ValueError(f"rounds must be 0, 1 or 2, got {self.rounds}")
         if (self.quota == "weights") != (self.quota_weights is not None):
             raise ValueError("quota_weights belong to quota='weights', which needs them")
+        if self.quota_weights is not None and not sum(self.quota_weights) > 0.0:
+            raise ValueError(f"quota_weights must not all be 0, got {self.quota_weights}")
         if self.quota_cap is not None and (self.quota != "cap" or self.quota_cap < 1):
             raise ValueError(f"quota_cap belongs to quota='cap' and is at least 1, got {self.quota_cap}")
         if len(self.kind_weights) != len(EDGE_KINDS):
             raise ValueError(f"kind_weights needs {len(EDGE_KINDS)} numbers, one for each of {', '.join(EDGE_KINDS)}")
         if self.budget is not None and (self.select != "logdet" or self.cost == "none"):
             raise ValueError("budget belongs to select='logdet' with a cost of tokens or seconds")
+        if self.budget is not None and not self.budget > 0.0:
+            raise ValueError(f"budget must be above 0, got {self.budget}")
         if self.shortlist < 2 * self.batch_size:
             raise ValueError(f"shortlist must be at least twice the batch, got {self.shortlist}")
 
@@ -208,6 +227,12 @@ def pick(settings: Settings, key: Key, graph: Graph, state: SchedulerState) -> B
 
     score = sample.stratified_log_weight(graph) + sample.gumbel(jax.random.fold_in(key, EXPLORE), nodes.uid)
     node, mask = sample.draw(score, nodes.mask, nodes.env, slots, explorers, even=True)
+    spent, budget = None, None
+    if settings.budget is not None:  # explore picks are paid from it too; those that would exceed it are dropped
+        spent = settings.group_size * price
+        mask = mask & (jnp.cumsum(jnp.where(mask, spent[node], 0.0)) <= settings.budget)
+        node = jnp.where(mask, node, 0)
+        budget = settings.budget - jnp.where(mask, spent[node], 0.0).sum()
     eligible = nodes.mask & ~jnp.zeros_like(nodes.mask).at[node].max(mask)
     slots = slots.at[nodes.env[node]].add(-mask.astype(jnp.int32))
 
@@ -219,10 +244,6 @@ def pick(settings: Settings, key: Key, graph: Graph, state: SchedulerState) -> B
     elif settings.select == "logdet":
         score = worth + TIE * sample.uniform(key, nodes.uid)
         uncertain = jnp.maximum(belief.mean * (1.0 - belief.mean), 1e-2)
-        spent, budget = None, None
-        if settings.budget is not None:
-            spent = settings.group_size * price
-            budget = settings.budget - jnp.where(mask, spent[node], 0.0).sum()
         others, others_mask = logdet.pick(
             score,
             jax.lax.rsqrt(1.0 / PRIOR_VARIANCE + belief.evidence * uncertain),
