@@ -16,6 +16,8 @@ STRICT_DTYPES = (
     "test_belief",
     "test_select",
     "test_schedulers",
+    "test_envsched_settings",
+    "test_static",
     "test_logdet",
     "test_cost",
     "test_partial",
