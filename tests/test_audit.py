@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import ablation, drift, toolworld
 from envsched_jax import graph
 from envsched_jax.environments import audit
 from envsched_jax.environments import toolworld as tw
@@ -14,7 +15,7 @@ from envsched_jax.environments.audit import Fault
 from envsched_jax.environments.toolworld import reachability
 from envsched_jax.environments.toolworld import vocabulary as vocab
 from envsched_jax.pool import Record
-from envsched_jax.train import imitation
+from envsched_jax.train import build, imitation
 
 CONFIG = tw.ToolWorldConfig(
     num_domains=3,
@@ -265,3 +266,40 @@ def test_any_environment_can_be_asked():
     assert report.unknown == ("c",)
     assert report.text().splitlines()[1] == "  e: nothing can pass"
     assert [r.task_id for r in audit.exclude(records, report)] == ["d", "c"]
+
+
+# ---------------------------------------------------------------- before training
+
+
+def test_a_suite_is_audited_as_the_config_says(planted, capsys):
+    suite, expected, _ = planted
+    train = suite.where(tw.TRAIN)
+    names = [suite.records[i].task_id for i in train]
+    broken = [name for name in names if name in expected]
+    assert 0 < len(broken) < len(expected)  # some are in other splits, and no business of this one
+    assert build.audited(suite, train, "off") is train and capsys.readouterr().out == ""
+
+    kept = build.audited(suite, train, "report")
+    text = capsys.readouterr().out
+    np.testing.assert_array_equal(kept, train)
+    assert text.startswith(f"audit of {len(train)} tasks: ")
+    assert all(f"  {name}: " in text for name in broken[:20])
+
+    kept = build.audited(suite, train, "exclude")
+    assert capsys.readouterr().out == text
+    assert [suite.records[i].task_id for i in kept] == [name for name in names if name not in expected]
+    assert kept.dtype == train.dtype
+    for mode in ("on", "", None):
+        with pytest.raises(ValueError, match=f"audit must be 'off', 'report' or 'exclude', not {mode!r}"):
+            build.audited(suite, train, mode)
+
+
+def test_nothing_is_left_out_of_a_sound_suite(capsys):
+    train = SUITE.where(tw.TRAIN)
+    np.testing.assert_array_equal(build.audited(SUITE, train, "exclude"), train)
+    assert "doing nothing passes: 0, nothing can pass: 0, not known: 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [ablation, drift, toolworld])
+def test_configs_that_build_a_suite_say_whether_it_is_audited(module):
+    assert module.get_config("smoke").audit in ("off", "report", "exclude")
