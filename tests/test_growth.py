@@ -286,6 +286,36 @@ def test_beliefs_about_the_others_stay(name):
         assert_same_beliefs(after, believe(name, lender, wide), 40)
 
 
+@pytest.mark.slow
+def test_beliefs_of_the_field_about_the_others():
+    """They stay when tasks leave, for good, and at the moment when tasks join.
+
+    With the next outcome new tasks are solved for along with the old ones and hold them a little to the mean, also
+    before any evidence of their own, as they would have had they been there from the beginning.
+    """
+    old, new = records()
+    g, index = graph.build(old, **OPTIONS, capacity=33, env_capacity=8)
+    scheduler, select, observe, _ = programs("envsched")
+    state, _ = play("envsched", g, scheduler.init(g), 12)
+    before = believe("envsched", g, state)
+    assert before.mean.std() > 0.05
+    fewer = graph.retire(g, index, [r.task_id for r in old[::3]])
+    grown, _ = graph.extend(fewer, index, old, new)
+    wide = schedulers.grow(state, grown, scheduler)
+    jax.tree.map(np.testing.assert_array_equal, before, believe("envsched", fewer, state))
+    assert_same_beliefs(before, believe("envsched", grown, wide), 33)
+
+    batch = select(jax.random.key(5), fewer, state)
+    outcome = testing.simulate(jax.random.key(6), fewer, batch, SIZES["group_size"])
+    after = believe("envsched", g, observe(g, state, outcome))
+    left = believe("envsched", fewer, observe(fewer, state, outcome))
+    jax.tree.map(np.testing.assert_array_equal, after, left)
+    joined = believe("envsched", grown, observe(grown, wide, outcome))
+    moved = np.abs(after.mean - before.mean).max()
+    assert np.abs(joined.mean[:33] - after.mean).max() < min(0.02, 0.5 * moved)
+    assert np.isfinite(joined.mean).all() and joined.mean[33:40].std() > 0.01  # and they tell the new ones apart
+
+
 # ---------------------------------------------------------------- the state
 
 

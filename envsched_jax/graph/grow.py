@@ -1,8 +1,10 @@
 """Tasks that come and go while a run goes on: what is known of the others stays as it is.
 
 ``extend`` gives new tasks rows of their own and leaves the rows of old ones alone, so no old task has a new one as a
-sender, and a new task changes no belief until its record enters an environment's mean. ``retire`` only takes a task
-out of the choice. A full ``build(keep=...)`` lets old tasks borrow from new ones, at a time that the user chooses.
+sender, and by averages a new task changes no belief until its record enters an environment's mean. The Gaussian field
+solves for all tasks at once: from the next outcome on, new tasks hold their neighbours a little to the mean. ``retire``
+only takes a task out of the choice. A full ``build(keep=...)`` lets old tasks borrow from new ones, at a time that the
+user chooses.
 """
 
 from collections import Counter
