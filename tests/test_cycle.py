@@ -75,21 +75,22 @@ def test_the_policy_is_scored_as_it_was_sampled(programs):
 
 
 def test_unfilled_rows_leave_no_trace(programs):
-    setup, state = programs.setup, jax.tree.map(lambda x: x[0], programs.init(jnp.asarray([0])))
-    batch = cycle.select(setup, jax.random.key(0), state.scheduler)
+    state = jax.tree.map(lambda x: x[0], programs.init(jnp.asarray([0])))
+    pieces = build.build_pieces(programs)  # compiled: op by op these take most of a minute
+    batch = pieces["select"](jax.random.key(0), state)
     half = batch._replace(mask=batch.mask.at[4:].set(False))
-    trajectory = cycle.play(setup, jax.random.key(1), state.params, half)
+    trajectory = pieces["rollout"](jax.random.key(1), state, half)
     assert (trajectory.status[4:] == Status.ABSENT).all()
     assert (trajectory.status[:4] != Status.ABSENT).all()
     poisoned = trajectory._replace(reward=trajectory.reward.at[4:].set(jnp.nan))
-    params, _, metrics = cycle.learn(setup, state.params, state.opt_state, poisoned)
+    params, _, metrics = pieces["update"](state, poisoned)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params))
     short = jax.tree.map(lambda x: x[:4], trajectory)
-    short_params, _, short_metrics = cycle.learn(setup, state.params, state.opt_state, short)
+    short_params, _, short_metrics = pieces["update"](state, short)
     np.testing.assert_allclose(metrics.loss, short_metrics.loss, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(short_params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    scheduler = cycle.observe(setup, state.scheduler, half, poisoned)
+    scheduler = pieces["observe"](state, half, poisoned)
     assert int(scheduler.history.visits.sum()) == 4
     assert bool(jnp.isfinite(scheduler.history.s1).all())
 
