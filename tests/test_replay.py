@@ -160,6 +160,21 @@ def test_degenerate_shares_by_window():
     assert replay_score.degenerate(predicted, live, full)["realised"] == [pytest.approx(0.2)]
 
 
+def test_windows_may_be_cut_short_or_empty():
+    """Of 25 steps the last window has five; one in which no group is complete is not defined and not counted."""
+    predicted, live = np.full((25, 2), 0.5), np.zeros((25, 2), bool)
+    live[20:] = True
+    full = np.ones((25, 2), bool)
+    full[10:20] = False
+    row = replay_score.degenerate(predicted, live, full)
+    np.testing.assert_array_equal(row["realised"], [1, np.nan, 0])
+    np.testing.assert_array_equal(row["predicted"], [0.5, np.nan, 0.5])
+    np.testing.assert_allclose(row["error"], [0.5 / np.sqrt(20), np.nan, 0.5 / np.sqrt(10)])
+    assert replay_score.calibrated_share([row]) == 0  # 0.5 off is more than 0.05 and two errors, 0.22 and 0.32
+    sure = replay_score.degenerate(np.ones((10, 2)), np.ones((10, 2), bool), np.ones((10, 2), bool))
+    assert (sure["predicted"], sure["realised"], sure["error"]) == ([0], [0], [0])
+
+
 def test_reliability_by_hand():
     reward = np.array([[0.0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 1], [np.nan] * 4])
     real = replay_score.truth(reward, 4)
@@ -171,6 +186,10 @@ def test_reliability_by_hand():
         "realised": [0, 0.5, 1],
     }
     assert replay_score.diagram(share) == {"tasks": [2, 1], "predicted": pytest.approx([0.1, 0.9]), "realised": [0, 1]}
+    edge = replay_score.reliability(belief._replace(mean=np.array([0.0, 1.0, 0.5, 0.5])), real)[0]
+    assert edge[0].tolist() == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]  # 1 belongs to the last bin
+    both = replay_score.diagram(edge + mean)
+    assert both["tasks"] == [2, 2, 2] and both["predicted"] == pytest.approx([0.025, 0.525, 0.975])
 
 
 def test_the_best_peer_is_one_arm_and_differences_are_paired():
@@ -192,10 +211,29 @@ def test_the_best_peer_is_one_arm_and_differences_are_paired():
     assert ours["role"] == "ours" and ours["gap_closed"]["mean"] == pytest.approx(0.8)
     assert ours["over_peer"]["mean"] == pytest.approx(0.5) and ours["over_peer"]["ci"] == pytest.approx([0.5, 0.5])
     assert ours["over_ablation"]["mean"] == pytest.approx(0.0)
-    roles = {name: replay_summary.role(name) for name in ("oracle", "envsched_logdet", "env_mean", "vip_gp")}
-    assert list(roles.values()) == ["bound", "ours", "ablation", "peer"]
-    flat = {"flat": one | {"oracle": arm([9.0, 9.0])}}
-    assert replay_summary.compare(flat)["best_peer"] is None
+    half = 12.706 * 0.1  # Student's t of one degree of freedom; the differences are 0.1 and -0.1
+    assert ours["over_ablation"]["ci"] == pytest.approx([-half, half], rel=1e-4)
+    assert got["arms"]["mopps"]["over_peer"] is None and got["datasets"] == 2
+    lone = {arm: {"live_per_1k": values["live_per_1k"][:1]} for arm, values in one.items()}
+    assert np.isnan(replay_summary.compare({"one": lone})["arms"]["envsched"]["over_peer"]["ci"]).all()
+    flat = one | {"oracle": arm([9.0, 9.0]), "plr": arm([90.0, 90.0])}
+    assert replay_summary.compare({"flat": flat})["best_peer"] is None
+    mixed = replay_summary.compare({"one": one, "flat": flat})  # a set without a gap is left out, whoever wins there
+    assert mixed["best_peer"] == "mopps"
+    assert mixed["arms"]["envsched"]["gap_closed"]["mean"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("role", "arms"),
+    [
+        ("bound", ("oracle", "clairvoyant")),
+        ("ours", ("envsched", "envsched_logdet", "envsched_no_graph")),
+        ("ablation", ("no_graph", "env_mean")),
+        ("peer", ("uniform", "stratified", "mopps", "vip_gp")),
+    ],
+)
+def test_what_an_arm_is_follows_from_its_name(role, arms):
+    assert {replay_summary.role(arm) for arm in arms} == {role}
 
 
 # ------------------------------------------------------------------------------------------------ the program
