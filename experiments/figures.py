@@ -20,10 +20,14 @@ Arms = Mapping[str, Mapping[str, Any]]
 
 INK = "#24292f"  # every text and axis; the SVG has currentColor in its place
 WIDTH = 4.6  # inches, half of the report's page; twice that for a row of panels
+LEGEND = 1.75  # inches, a column of a legend with the longest name that is not cut
 ACCENT = "#3b82f6"
 NEUTRAL = "#808891"
 # Bright enough for a dark page, dark enough for a white one.
-OTHERS = ("#e07b1a", "#2e9e5b", "#9b6cd6", "#d9534f", "#1a9ba1", "#d0609f", "#8f8f2a", "#a0785a")
+OTHERS = tuple(
+    "#e07b1a #2e9e5b #9b6cd6 #d9534f #1a9ba1 #d0609f #8f8f2a #a0785a #c9a400 #7cb342 #5c6bc0 #ff8a65 "
+    "#26c6da #ba4fc8 #8fb996 #ad1457".split()
+)
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -302,7 +306,7 @@ def _columns(count: int, height: float) -> tuple[Figure, list[Axes]]:
     """Panels in rows of at most three, those left over hidden."""
     columns = min(3, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(2 * WIDTH * columns / 3, rows * height), layout="constrained")
+    figure = Figure(figsize=(max(WIDTH, 2 * WIDTH * columns / 3), rows * height), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     for axes in panels[count:]:
         axes.set_visible(False)
@@ -328,7 +332,7 @@ def reliability(datasets: Mapping[str, Mapping[str, Any]], quantity: str, path: 
                     _line(axes, name, palette[name], floats(bins["predicted"]), floats(bins["realised"]))
             axes.set(title=title, xlim=(0, 1), ylim=(0, 1), xlabel="predicted")
         panels[0].set_ylabel("realised")
-        _legend_of_all(figure, panels)
+        legend(figure, panels)
         return _save(figure, path)
 
 
@@ -346,13 +350,14 @@ def degenerate(datasets: Mapping[str, Mapping[str, Any]], path: str | Path, wind
                     _line(axes, name, palette[name], window * (np.arange(len(gap)) + 0.5), gap)
             axes.set(title=title, xlabel="steps")
         panels[0].set_ylabel("predicted - realised")
-        _legend_of_all(figure, panels)
+        legend(figure, panels)
         return _save(figure, path)
 
 
-def _legend_of_all(figure: Figure, panels: Sequence[Axes]) -> None:
+def legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend over all panels, in as many columns as the figure is wide; the panels keep their height."""
     found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if found:
-        columns = 5
+        columns = int(figure.get_figwidth() / LEGEND)
         figure.set_figheight(figure.get_figheight() + 0.18 * (1 + (len(found) - 1) // columns))
         figure.legend(found.values(), map(_clip, found), loc="outside upper left", ncols=columns, handlelength=1.4)

@@ -57,8 +57,10 @@ def draw(workdir: Path, summary: Mapping[str, Any]) -> list[Path]:
 def _gaps(datasets: Mapping[str, Any], palette: Mapping[str, str]) -> "Figure":
     from matplotlib.figure import Figure
 
+    from experiments import figures
+
     bars = [arm for arm in palette if arm not in ("uniform", "oracle")]
-    figure = Figure(figsize=(1.5 + 1.6 * len(datasets), 3.4), layout="constrained")
+    figure = Figure(figsize=(max(figures.WIDTH, 1.5 + 1.6 * len(datasets)), 3.0), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / max(len(bars), 1)
     for i, arm in enumerate(bars):
@@ -71,15 +73,16 @@ def _gaps(datasets: Mapping[str, Any], palette: Mapping[str, str]) -> "Figure":
     axes.set_xticks(range(len(datasets)), list(datasets))
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("gap closed (0 uniform, 1 oracle)")
-    if bars:
-        figure.legend(loc="outside upper left", ncols=len(bars))
+    figures.legend(figure, [axes])
     return figure
 
 
 def _curves(datasets: Mapping[str, Any], palette: Mapping[str, str]) -> "Figure":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.0 * len(datasets), 3.2), layout="constrained")
+    from experiments import figures
+
+    figure = Figure(figsize=(max(figures.WIDTH, 3.0 * len(datasets)), 2.8), layout="constrained")
     panels = figure.subplots(1, len(datasets), squeeze=False)[0]
     for axes, (name, data) in zip(panels, datasets.items(), strict=True):
         for arm, colour in palette.items():
@@ -87,5 +90,5 @@ def _curves(datasets: Mapping[str, Any], palette: Mapping[str, str]) -> "Figure"
             axes.plot(range(1, len(curve) + 1), curve, color=colour, label=arm)
         axes.set(title=name, xlabel="step")
     panels[0].set_ylabel("live groups so far")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(palette))
+    figures.legend(figure, panels)
     return figure

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib import rc_context
+
 from experiments import common, figures, replay_report, replay_summary, report
 
 STEPS = 30
@@ -118,3 +120,24 @@ def test_figures_of_calibration_without_any_belief(tmp_path):
     ):
         assert path.stat().st_size > 1000 and path.with_suffix(".svg").exists()
     assert report._trust(datasets, tmp_path) == []
+
+
+@pytest.mark.parametrize("panels", [1, 5])
+def test_every_arm_has_a_colour_of_its_own_and_a_place_in_the_legend(panels):
+    """As many arms as there are recipes, with the longest names that are not cut."""
+    from matplotlib.figure import Figure
+
+    names = ["uniform", "envsched", *(f"wide_wide_name_no_{i:02d}" for i in range(16))]
+    palette = figures.colours(names)
+    assert len(set(palette.values())) == len(names)
+    with rc_context(figures.STYLE):
+        figure = Figure(figsize=(max(figures.WIDTH, 3.0 * panels), 2.8), layout="constrained")
+        axes = list(figure.subplots(1, panels, squeeze=False)[0])
+        for name in names:
+            axes[-1].plot([0, 1], [0, 1], color=palette[name], label=name)
+        figures.legend(figure, axes)
+        figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert len(figure.legends[0].get_texts()) == len(names)
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+    assert axes[0].get_window_extent().height > 1.5 * figure.dpi  # the panels are not squeezed
