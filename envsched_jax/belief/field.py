@@ -26,7 +26,6 @@ import numpy as np
 from envsched_jax.belief import history, logistic, springs
 from envsched_jax.types import EDGE_KINDS, Belief, Graph, Outcome
 
-LARGEST_LOGIT = 7.0
 TOLERANCE = 1e-2  # of a solve, relative; the next one starts where it ends
 
 
@@ -176,32 +175,22 @@ def _rows(graph: Graph, centre: jax.Array, scale: jax.Array) -> jax.Array:
     return jnp.concatenate([one, static, graph.nodes.feature], axis=1)
 
 
-def log_odds(memory: Memory, x: jax.Array, env: jax.Array, node: jax.Array) -> LogOdds:
-    """Returns what one field says of these tasks: x f32[B, M], env i32[B], node i32[B]."""
+def log_odds(
+    memory: Memory, x: jax.Array, env: jax.Array, node: jax.Array | slice, coarse_var: jax.Array | None = None
+) -> LogOdds:
+    """Returns what one field says of these tasks: x f32[B, M], env i32[B], node i32[B], or a slice for all tasks.
+
+    ``coarse_var``, f32[B], is the variance of the covariates' part; worked out where it is not given.
+    """
     own_var = 1.0 / (jnp.exp(-memory.log_scale[1]) + memory.own_precision[node])
     return LogOdds(
-        coarse=_dot(x, memory.beta[:, None])[:, 0],
-        coarse_var=jnp.maximum((x * _dot(x, memory.cov)).sum(axis=1), 0.0),
+        coarse=logistic.dot(x, memory.beta[:, None])[:, 0],
+        coarse_var=_quadratic(x, memory.cov) if coarse_var is None else coarse_var,
         env=memory.env[env],
         env_var=memory.env_var[env],
         field=memory.field[node],
         field_var=memory.field_var[node],
         own=own_var * memory.own_shift[node],
-        own_var=own_var,
-    )
-
-
-def _all_log_odds(memory: Memory, x: jax.Array, env: jax.Array) -> LogOdds:
-    """Returns what one field says of every task; the variance of the covariates' part is that of the last refresh."""
-    own_var = 1.0 / (jnp.exp(-memory.log_scale[1]) + memory.own_precision)
-    return LogOdds(
-        coarse=_dot(x, memory.beta[:, None])[:, 0],
-        coarse_var=memory.coarse_var,
-        env=memory.env[env],
-        env_var=memory.env_var[env],
-        field=memory.field,
-        field_var=memory.field_var,
-        own=own_var * memory.own_shift,
         own_var=own_var,
     )
 
@@ -227,8 +216,9 @@ def update(settings: Settings, graph: Graph, state: State, outcome: Outcome, tri
 
     fields = _both(state)
     before = jax.vmap(lambda m: log_odds(m, x, env, node))(fields)
-    group_size = outcome.reward.shape[1]
-    blend, cov = _learn_blend(settings, state, _signals(before, group_size), count[1], passed[1])
+    mixed_share = logistic.expectations(before.mean[0], before.var[0], outcome.reward.shape[1])[2]
+    walked = state.blend_cov + settings.blend_walk * jnp.eye(3, dtype=jnp.float32)
+    blend, cov = logistic.regress(state.blend, walked, _signals(before, mixed_share), count[1], passed[1])
     due = state.clock % settings.refresh == 0
     fields = jax.vmap(lambda m, n, k: _update(settings, graph, m, everything, node, n, k, due))(fields, count, passed)
     passing, mixed = (jax.tree.map(lambda leaf, i=i: leaf[i], fields) for i in range(2))
@@ -265,9 +255,13 @@ def _update(
 
     weight = w / (1.0 + w * (now.env_var + now.field_var + now.own_var))
     gain = x.T * weight[None, :]
-    cov = jnp.linalg.solve(jnp.eye(x.shape[1], dtype=jnp.float32) + _dot(memory.cov, _dot(gain, x)), memory.cov)
+    cov = jnp.linalg.solve(
+        jnp.eye(x.shape[1], dtype=jnp.float32) + logistic.dot(memory.cov, logistic.dot(gain, x)), memory.cov
+    )
     cov = 0.5 * (cov + cov.T)
-    memory = memory._replace(beta=memory.beta + _dot(cov, _dot(gain, (y - now.mean)[:, None]))[:, 0], cov=cov)
+    memory = memory._replace(
+        beta=memory.beta + logistic.dot(cov, logistic.dot(gain, (y - now.mean)[:, None]))[:, 0], cov=cov
+    )
 
     now = log_odds(memory, x, env, node)
     weight = w / (1.0 + w * (now.coarse_var + now.field_var + now.own_var))
@@ -278,11 +272,9 @@ def _update(
 
     now = log_odds(memory, x, env, node)
     weight = w / (1.0 + w * (now.coarse_var + now.env_var + now.own_var))
-    memory = memory._replace(
-        precision=memory.precision.at[node].add(weight),
-        shift=memory.shift.at[node].add(weight * (y - now.coarse - now.env - now.own)),
-    )
     added = jnp.zeros_like(memory.precision).at[node].add(weight)
+    shift = memory.shift.at[node].add(weight * (y - now.coarse - now.env - now.own))
+    memory = memory._replace(precision=memory.precision + added, shift=shift)
     memory = jax.lax.cond(
         due,
         lambda m: _settle(settings, graph, m, everything),
@@ -312,7 +304,7 @@ def _settle(settings: Settings, graph: Graph, memory: Memory, x: jax.Array) -> M
     start = jnp.concatenate([memory.field[:, None], memory.probe], axis=1)
     solved = springs.solve(prior, memory.precision, target, start, iterations=settings.iterations, tolerance=TOLERANCE)
     var = springs.variances(prior, memory.precision, solved[:, 1:])
-    coarse_var = jnp.maximum((x * _dot(x, memory.cov)).sum(axis=1), 0.0)
+    coarse_var = _quadratic(x, memory.cov)
     return memory._replace(field=solved[:, 0], probe=solved[:, 1:], field_var=var, coarse_var=coarse_var)
 
 
@@ -357,41 +349,26 @@ def _learn(
     adjoint = springs.solve(
         prior, memory.precision, source, jnp.zeros_like(source), iterations=settings.iterations, tolerance=0.03
     )[:, 0]
-    g = memory.field
-    stretch = (g[None, :] - g[prior.table]) * (adjoint[None, :] - adjoint[prior.table])  # [2K, N]
-    stretch = jnp.where(graph.edges.mask, stretch.reshape(-1), 0.0)
-    by_kind = jnp.stack([(stretch * graph.edges.similarity[:, s]).sum() for s in range(len(EDGE_KINDS))])
-    by_kind = 0.5 * by_kind * jnp.exp(memory.log_weight) * prior.ground
-    by_graph = by_kind.sum() + prior.ground * (g * adjoint).sum()
+    weight = jnp.exp(memory.log_weight)
+    by_kind, by_graph = springs.slopes(graph, prior, weight, memory.field, adjoint)
     by_own = (bend * jnp.square(after.own_var / keep)).sum() * jnp.exp(-memory.log_scale[1])
-    gradient = jnp.concatenate([-by_kind, jnp.stack([by_graph, by_own])])
+    gradient = jnp.concatenate([by_kind, jnp.stack([by_graph, by_own])])
     moment = 0.9 * memory.moment + 0.1 * jnp.square(gradient)
     step = settings.rate * gradient / (jnp.sqrt(moment) + 1e-3)
-    kinds = len(EDGE_KINDS)
     return memory._replace(
-        log_weight=jnp.clip(memory.log_weight + step[:kinds], -7.0, 5.5),
-        log_scale=jnp.clip(memory.log_scale + step[kinds:], -4.0, 3.5),
+        log_weight=jnp.clip(memory.log_weight + step[:-2], -7.0, 5.5),
+        log_scale=jnp.clip(memory.log_scale + step[-2:], -4.0, 3.5),
         moment=moment,
     )
 
 
-def _signals(both: LogOdds, group_size: int) -> jax.Array:
-    """Returns what the blend sees, f32[B, 3]: 1 and the log-odds of being mixed as either field has them."""
-    mixed = logistic.expectations(both.mean[0], both.var[0], group_size)[2]
+def _signals(both: LogOdds, mixed: jax.Array) -> jax.Array:
+    """Returns what the blend sees, f32[B, 3]: 1 and the log-odds of being mixed as either field has them.
+
+    ``mixed``, f32[B], is P(informative) by the field of passing.
+    """
     direct = both.mean[1] * jax.lax.rsqrt(1.0 + (np.pi / 8.0) * both.var[1])
     return jnp.stack([jnp.ones_like(direct), logistic.logit(mixed), direct], axis=1)
-
-
-def _learn_blend(
-    settings: Settings, state: State, signals: jax.Array, n: jax.Array, k: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """One Newton step of Bayesian logistic regression, from the prior that the last step left."""
-    cov = state.blend_cov + settings.blend_walk * jnp.eye(3, dtype=jnp.float32)
-    p = jax.nn.sigmoid(jnp.clip(_dot(signals, state.blend[:, None])[:, 0], -LARGEST_LOGIT, LARGEST_LOGIT))
-    weighted = signals * (n * p * (1.0 - p))[:, None]
-    cov = jnp.linalg.solve(jnp.eye(3, dtype=jnp.float32) + _dot(cov, _dot(weighted.T, signals)), cov)
-    cov = 0.5 * (cov + cov.T)
-    return state.blend + _dot(cov, _dot(signals.T, (k - n * p)[:, None]))[:, 0], cov
 
 
 def believe(graph: Graph, state: State, group_size: int, trials: jax.Array | None = None) -> Belief:
@@ -407,10 +384,10 @@ def believe(graph: Graph, state: State, group_size: int, trials: jax.Array | Non
       trials: f32[N], as for ``update``.
     """
     x = _rows(graph, state.centre, state.scale)
-    both = jax.vmap(lambda m: _all_log_odds(m, x, graph.nodes.env))(_both(state))
+    both = jax.vmap(lambda m: log_odds(m, x, graph.nodes.env, slice(None), m.coarse_var))(_both(state))
     passing, variance, mixed = logistic.expectations(both.mean[0], both.var[0], group_size)
-    signals = _signals(both, group_size)
-    informative = jax.nn.sigmoid(_dot(signals, state.blend[:, None])[:, 0])
+    signals = _signals(both, mixed)
+    informative = jax.nn.sigmoid(logistic.dot(signals, state.blend[:, None])[:, 0])
     variance = jnp.minimum(variance * informative / jnp.maximum(mixed, 1e-3), passing * (1.0 - passing))
     if trials is not None:
         variance = variance / trials
@@ -418,5 +395,6 @@ def believe(graph: Graph, state: State, group_size: int, trials: jax.Array | Non
     return Belief(passing, variance, informative, evidence)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision="highest")
+def _quadratic(x: jax.Array, cov: jax.Array) -> jax.Array:
+    """Returns ``x_i . cov x_i``, f32[B], at least 0."""
+    return jnp.maximum((x * logistic.dot(x, cov)).sum(axis=1), 0.0)

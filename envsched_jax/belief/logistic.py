@@ -1,4 +1,4 @@
-"""Binomial outcomes under log-odds that are believed normal: their Gaussian bound, slopes and expectations."""
+"""Binomial outcomes under log-odds that are believed normal: Gaussian bound, slopes, expectations, regression."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import numpy as np
 _POINTS, _MASSES = np.polynomial.hermite_e.hermegauss(9)  # for expectations under a standard normal
 POINTS = tuple(float(x) for x in _POINTS)
 MASSES = tuple(float(w) for w in _MASSES / _MASSES.sum())
+LARGEST_LOGIT = 7.0
 BOUND_ROUNDS = 4  # of the fixed point of one outcome's Gaussian bound
 
 
@@ -55,3 +56,22 @@ def logit(p: jax.Array) -> jax.Array:
     """Returns the log-odds of p, cut to a thousandth from 0 and 1."""
     p = jnp.clip(p, 1e-3, 1.0 - 1e-3)
     return jnp.log(p) - jnp.log1p(-p)
+
+
+def regress(
+    weight: jax.Array, cov: jax.Array, signals: jax.Array, n: jax.Array, k: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns mean f32[J] and covariance f32[J, J] of a logistic regression's weights after k of n, f32[B].
+
+    One Newton step from the prior ``weight``, ``cov``; ``signals`` is f32[B, J].
+    """
+    p = jax.nn.sigmoid(jnp.clip(dot(signals, weight[:, None])[:, 0], -LARGEST_LOGIT, LARGEST_LOGIT))
+    weighted = signals * (n * p * (1.0 - p))[:, None]
+    cov = jnp.linalg.solve(jnp.eye(cov.shape[0], dtype=jnp.float32) + dot(cov, dot(weighted.T, signals)), cov)
+    cov = 0.5 * (cov + cov.T)
+    return weight + dot(cov, dot(signals.T, (k - n * p)[:, None]))[:, 0], cov
+
+
+def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns the matrix product in full float32, also on accelerators."""
+    return jnp.matmul(a, b, precision="highest")

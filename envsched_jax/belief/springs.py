@@ -81,6 +81,29 @@ def solve(
     return jax.lax.while_loop(lambda s: (s[0] < iterations) & (s[4] > small).any(), step, state)[1]
 
 
+def slopes(
+    graph: Graph, springs: Springs, weight: jax.Array, field: jax.Array, adjoint: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns ``- adjoint . dQ field`` by the logarithms of the weights, f32[S], and of the variance, f32[].
+
+    With ``(Q + Lambda) field = b`` and ``(Q + Lambda) adjoint`` the gradient of a function by the field, these are its
+    gradients by what Q is made of.
+
+    Args:
+      graph: as for ``springs``.
+      springs: Q.
+      weight: f32[S], as for ``springs``.
+      field: f32[N].
+      adjoint: f32[N].
+    """
+    table = springs.table
+    stretch = (field[None, :] - field[table]) * (adjoint[None, :] - adjoint[table])  # [2K, N]
+    stretch = jnp.where(graph.edges.mask, stretch.reshape(-1), 0.0)
+    by_kind = jnp.stack([(stretch * graph.edges.similarity[:, s]).sum() for s in range(len(EDGE_KINDS))])
+    by_kind = 0.5 * by_kind * weight * springs.ground
+    return -by_kind, by_kind.sum() + springs.ground * (field * adjoint).sum()
+
+
 def signs(uid: jax.Array, slot: jax.Array | int, probes: int) -> jax.Array:
     """Returns random signs f32[N, R], R <= 32, that depend on uid and slot only: bits mixed as Murmur3 does."""
     x = uid ^ (jnp.asarray(slot, jnp.int32).astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
