@@ -7,10 +7,11 @@ switched off or exchanged, 5 seeds), `demo` (3 arms, 3 seeds), `smoke`.
 from ml_collections import ConfigDict
 
 from configs import toolworld
+from envsched_jax.belief.field import Settings
 from envsched_jax.types import CROSS_KINDS, WITHIN_KINDS
 
 PEERS = ("vip_gp", "dump_ucb", "mopps", "learnability", "plr", "mapp", "sec", "potts_graph", "gps_lite", "scaler")
-STRENGTHS = (2.0, 0.3, 0.3, 0.1, 60.0, 0.2, 0.1)  # belief.field.Settings.kinds
+STRENGTHS = Settings().kinds  # of the field's springs at the start
 
 
 def parts() -> dict[str, dict]:

@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 
 from envsched_jax import schedulers
 from envsched_jax.train import build
+from envsched_jax.train.cycle import Stream
 from envsched_jax.types import Outcome, SchedulerState, Status, is_valid
 from experiments import common, metrics
 
@@ -60,8 +61,8 @@ def record(
         if step == config.train.steps:
             break
         key = jax.random.fold_in(state.key, state.step)
-        batch = pieces["select"](jax.random.fold_in(key, 0), state)
-        trajectory = pieces["rollout"](jax.random.fold_in(key, 1), state, batch)
+        batch = pieces["select"](jax.random.fold_in(key, Stream.SELECT), state)
+        trajectory = pieces["rollout"](jax.random.fold_in(key, Stream.ROLLOUT), state, batch)
         params, opt_state, _ = pieces["update"](state, trajectory)
         following = pieces["observe"](state, batch, trajectory)
         state = state._replace(params=params, opt_state=opt_state, scheduler=following, step=state.step + 1)

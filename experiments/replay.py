@@ -204,11 +204,12 @@ def _predict(
     sizes: Mapping[str, int],
     predict: Mapping[str, Any],
 ) -> dict[str, Any]:
-    found = {
-        name: prediction.of_recipe(recipe, **{**sizes, **options}) for name, (recipe, options) in believers.items()
+    methods = {
+        name: believer
+        for name, (recipe, options) in believers.items()
+        if (believer := prediction.of_recipe(recipe, **{**sizes, **options})) is not None
     }
     asked = prediction.problem_of(data, pool, group_size)
-    methods = {name: believer for name, believer in found.items() if believer is not None}
     return {"settings": prediction.evaluate(asked, methods, **predict)}
 
 
