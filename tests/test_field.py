@@ -68,6 +68,34 @@ def test_solution_and_variances_are_those_of_the_dense_matrix(graph, variance):
     assert abs(error.mean()) < 0.08
 
 
+def test_slopes_are_the_finite_differences_of_the_dense_solution(graph):
+    """How a function of the solution changes with the logarithm of every weight and of the variance."""
+    size, variance, step = graph.nodes.mask.shape[0], 20.0, 1e-5
+    rng = np.random.default_rng(0)
+    own = rng.uniform(0.0, 2.0, size) * np.asarray(graph.nodes.mask)
+    target, cost = rng.normal(size=(2, size))
+
+    def function(log_weight, log_variance):
+        q = dense_precision(graph, np.exp(log_weight), np.exp(log_variance)) + np.diag(own)
+        return cost @ np.linalg.solve(q, target)
+
+    at = np.concatenate([np.log(STIFF), [np.log(variance)]])
+    moves = step * np.eye(len(at))
+    expected = [(function(*split(at + m)) - function(*split(at - m))) / (2 * step) for m in moves]
+
+    q = dense_precision(graph, STIFF, variance) + np.diag(own)
+    solution, adjoint = np.linalg.solve(q, np.stack([target, cost], axis=1)).T.astype(np.float32)
+    weight = jnp.asarray(STIFF, jnp.float32)
+    prior = springs.springs(graph, weight, jnp.float32(variance))
+    by_kind, by_variance = springs.slopes(graph, prior, weight, jnp.asarray(solution), jnp.asarray(adjoint))
+    np.testing.assert_allclose(np.append(by_kind, by_variance), expected, rtol=1e-3, atol=1e-4)
+    assert np.abs(expected).min() > 1e-3  # every kind of edge has a say here
+
+
+def split(at):
+    return at[:-1], at[-1]
+
+
 def test_probes_have_the_covariance_of_the_precision(graph):
     """Over many slots of signs the right-hand sides have covariance Q + diag(own): here through its diagonal."""
     prior = springs.springs(graph, jnp.asarray(STIFF, jnp.float32), jnp.float32(2.0))

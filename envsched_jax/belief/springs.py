@@ -30,10 +30,15 @@ def springs(graph: Graph, weight: jax.Array, variance: jax.Array) -> Springs:
     """Returns the precision for these weights of the kinds of similarity, f32[S], and variance s^2 of a lone node."""
     num_nodes = graph.nodes.mask.shape[0]
     table = graph.senders.reshape(-1, num_nodes)
-    raw = sum(weight[s] * graph.edges.similarity[:, s] ** POWER for s in range(len(EDGE_KINDS)))
+    raw = sum(weight[s] * _closeness(graph, s) for s in range(len(EDGE_KINDS)))
     edge = jnp.where(graph.edges.mask, 0.5 * raw / variance, 0.0).reshape(table.shape)
     back = jnp.zeros(num_nodes, jnp.float32).at[table.reshape(-1)].add(edge.reshape(-1))
     return Springs(table, edge, 1.0 / variance, edge.sum(axis=0) + back)
+
+
+def _closeness(graph: Graph, kind: int) -> jax.Array:
+    """Returns how stiff a spring of weight 1 is by this kind of similarity, f32[2KN]."""
+    return graph.edges.similarity[:, kind] ** POWER
 
 
 def pull(springs: Springs, x: jax.Array) -> jax.Array:
@@ -99,7 +104,7 @@ def slopes(
     table = springs.table
     stretch = (field[None, :] - field[table]) * (adjoint[None, :] - adjoint[table])  # [2K, N]
     stretch = jnp.where(graph.edges.mask, stretch.reshape(-1), 0.0)
-    by_kind = jnp.stack([(stretch * graph.edges.similarity[:, s]).sum() for s in range(len(EDGE_KINDS))])
+    by_kind = jnp.stack([(stretch * _closeness(graph, s)).sum() for s in range(len(EDGE_KINDS))])
     by_kind = 0.5 * by_kind * weight * springs.ground
     return -by_kind, by_kind.sum() + springs.ground * (field * adjoint).sum()
 
