@@ -25,6 +25,7 @@ def parts() -> dict[str, dict]:
         "envsched_cross_only": {"field": {"kinds": (0.0,) * within + STRENGTHS[within:]}},
         "envsched_fixed_weights": {"field": {"rate": 0.0}},
         "envsched_no_drift": {"field": still | {"memory": 1.0}},
+        "envsched_one_field": {"field": {"blend": (0.0, 1.0, 0.0), "blend_var": 0.0, "blend_walk": 0.0}},
         "envsched_no_coverage": {"coverage": (0.0, 0.0, 0.0)},
         "envsched_no_explore": {"explore_share": 0.0},
         "envsched_no_quotas": {"quota": "none"},
@@ -55,6 +56,7 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     arms: dict[str, dict] = {name: {"scheduler": {"name": name}, "filter": "none"} for name in names}
     if preset == "parts":
         arms |= {arm: {"scheduler": {"name": "envsched", **how}, "filter": "none"} for arm, how in parts().items()}
+        arms["envsched_rewired"] = {**arms["envsched"], "rewired": True}
     if preset in ("cpu", "smoke"):
         arms["dapo_filter"] = {"scheduler": {"name": "uniform"}, "filter": "dapo"}
     config.arms = ConfigDict(arms)

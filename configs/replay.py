@@ -1,10 +1,12 @@
-"""Replay on recorded outcomes. Presets: `default` (the full protocol) and `smoke` (2 seeds, 10 steps).
+"""Replay on recorded outcomes. Presets: `default` (the full protocol), `parts` (EnvSched with one part switched off or
+exchanged, beside the same bounds; no predictions) and `smoke` (2 seeds, 10 steps).
 
 The data are not shipped: pass `--config.data_dir=DIR`, one data set or a folder of them.
 """
 
 from ml_collections import ConfigDict, config_dict
 
+from configs import ablation
 from envsched_jax.schedulers import RECIPES
 from envsched_jax.types import EDGE_KINDS
 
@@ -18,8 +20,8 @@ def get_config(preset: str = "default") -> ConfigDict:
     Raises:
       ValueError: an unknown preset.
     """
-    if preset not in ("default", "smoke"):
-        raise ValueError(f"unknown preset {preset!r}; there are: default, smoke")
+    if preset not in ("default", "parts", "smoke"):
+        raise ValueError(f"unknown preset {preset!r}; there are: default, parts, smoke")
     smoke = preset == "smoke"
     config = ConfigDict()
     config.data_dir = config_dict.placeholder(str)
@@ -54,6 +56,21 @@ def get_config(preset: str = "default") -> ConfigDict:
     for arm, how in settings.items():
         recipe = arm if arm in RECIPES else "envsched"
         config.variants[arm] = ConfigDict({"recipe": recipe, **how}, convert_dict=False)
+    if preset == "parts":
+        # Coverage and quotas are off here, so what can be left out of the closed loop is put in.
+        parts = ablation.parts()
+        for off in ("", "_diffusion", "_no_coverage", "_no_explore", "_no_quotas"):
+            del parts[f"envsched{off}"]
+        changed = parts | {
+            "envsched_rewired": {"rewired": True},
+            "envsched_variance": {"value": "variance"},
+            "envsched_power_8": {"power": 8.0},
+            "envsched_explore": {"explore_share": 0.25},
+            "envsched_cap": {"quota": "cap"},
+        }
+        config.arms = ("uniform", "oracle", "envsched", "envsched_diffusion", *changed)
+        for arm, how in changed.items():
+            config.variants[arm] = ConfigDict({"recipe": "envsched", **field, **how}, convert_dict=False)
     for arm in ("oracle", "clairvoyant"):
         config.variants[arm] = ConfigDict({"recipe": "oracle", "select": "argmax"})
     config.seeds = 2 if smoke else 50
@@ -81,5 +98,7 @@ def get_config(preset: str = "default") -> ConfigDict:
         "stale",
         "dense",
     )
+    if preset == "parts":
+        config.predict.settings = ()
     config.predict.references = True  # simple methods beside the beliefs
     return config

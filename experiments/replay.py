@@ -31,6 +31,7 @@ from experiments.replay_arm import Pool, prepare, run_arm
 
 CONFIG = "configs/replay.py"
 CLAIRVOYANT = "clairvoyant"
+REWIRED = "rewired"  # option of an arm: its edges lead to random tasks
 KEPT = "kept from an earlier run"
 
 
@@ -54,8 +55,8 @@ def _believers(
     """
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for arm, (recipe, options) in recipes.items():
-        if schedulers.belief_fn(recipe, **{**sizes, **options}) is None:
-            continue
+        if REWIRED in options or schedulers.belief_fn(recipe, **{**sizes, **options}) is None:
+            continue  # predictions are asked for on the pool's own graph
         found.setdefault(recipe, (recipe, {}))
         if options and not _only_selects(recipe, options):
             found[f"{arm}_replay" if arm == recipe else arm] = (recipe, options)
@@ -126,7 +127,8 @@ def _arms(
     for arm in common.bar(list(recipes), name):
         recipe, options = recipes[arm]
         oracle = "recorded" if arm == CLAIRVOYANT else "held_back" if recipe == "oracle" else None
-        full = dict(protocol) | {"recipe": recipe, "options": options, "oracle": oracle}
+        how = {"options": {k: v for k, v in options.items() if k != REWIRED}, REWIRED: options.get(REWIRED, False)}
+        full = dict(protocol) | {"recipe": recipe, "oracle": oracle, **how}
         path = workdir / "results" / f"{name}.{arm}.json"
         result, took = _run_or_keep(path, mark(full), partial(run_arm, pool, **full))
         if took != KEPT:

@@ -146,14 +146,17 @@ def run_arm(
     evaluations: int,
     batch_size: int,
     group_size: int,
+    rewired: bool = False,
 ) -> dict[str, Any]:
-    """Replays one arm and scores its beliefs.
+    """Replays one arm and scores its beliefs; ``rewired`` has its edges lead to random tasks.
 
     Returns:
       Per seed: `live_per_1k`, `envs_touched`, `gini_visits`, `live` (cumulative, [R, S]), `rollouts` (total),
       `degenerate`; `rows`, the scored evaluations as `(seed, step, scalars)`; `reliability`, sums over all of them.
     """
     options = {"batch_size": batch_size, "group_size": group_size, **options}
+    if rewired:
+        pool = pool._replace(graph=graphs.rewire(jax.random.key(0), pool.graph))
     scored = replay_score.evaluation_steps(steps, len(pool.pooled), evaluations)
     program = jax.jit(
         partial(

@@ -118,7 +118,9 @@ def build_suite(config: ConfigDict) -> Suite:
     )
 
 
-def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], filter: str) -> Programs:
+def build_arm(
+    suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], filter: str, rewired: bool = False
+) -> Programs:
     """Compiles one arm.
 
     Args:
@@ -126,6 +128,7 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
       config: with the sections ``train`` and ``optimizer``.
       scheduler: ``name`` and the settings of that recipe.
       filter: 'none', or 'dapo': a step draws up to ``train.max_draws`` batches and keeps informative groups.
+      rewired: whether the edges lead to random tasks, the null model of "the graph helps".
 
     Raises:
       ValueError: for an unknown recipe, filter or optimiser.
@@ -140,9 +143,11 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
     if suite.world.config.reward_mix[0] < 1 and name in schedulers.FAMILY:
         settings.setdefault("informative", "share")  # the beta formula is for rewards that take two values
     settings |= {"batch_size": train.batch_size, "group_size": train.group_size}
+    # The graph is an argument, not a constant of the program: constants are compiled in, once per arm.
+    graph, task = graphs.rewire(jax.random.key(0), suite.graph) if rewired else suite.graph, suite.task
     setup = cycle.Setup(
-        graph=suite.graph,
-        task=suite.task,
+        graph=graph,
+        task=task,
         environment=suite.environment,
         graphdef=suite.graphdef,
         optimizer=grpo.make_optimizer(**plain(config.optimizer)),
@@ -156,8 +161,6 @@ def build_arm(suite: Suite, config: ConfigDict, *, scheduler: dict[str, Any], fi
         quotas=schedulers.quota_fn(name, **settings),
         max_draws=train.max_draws if filter == "dapo" else 1,
     )
-    # The graph is an argument, not a constant of the program: constants are compiled in, once per arm.
-    graph, task = suite.graph, suite.task
     # A filter spends several batches per step, so its curve is looked at after fewer steps.
     chunk = max(1, train.chunk // 5) if filter == "dapo" else train.chunk
     init = jax.jit(
