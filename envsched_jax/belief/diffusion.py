@@ -138,6 +138,17 @@ def borrow(
     others = diffuse(table, weight, signal, restart=restart, rounds=rounds) - share[:, None] * signal
     reach = jnp.maximum(others[:, 6], 0.0)  # the weights of the others sum to this
     per_count = reach / _nonzero(concentration(table, weight, restart=restart, rounds=rounds))
+    return said(others, own_count, per_count)
+
+
+def said(others: jax.Array, own_count: Moments, per_count: jax.Array) -> tuple[Moments, Moments]:
+    """Returns moments and evidence, f32[C] each, from what neighbours lend to C tasks.
+
+    Args:
+      others: f32[C, >= 6], the diffused sums, then counts, of all other tasks.
+      own_count: f32[C] each.
+      per_count: f32[C], observations that stand behind one of the averaged count.
+    """
     values, evidence = [], []
     for kind, own in enumerate(own_count):
         count = others[:, 3 + kind]
@@ -183,13 +194,39 @@ def believe(
     """
     weight = environment.in_units(c, group_size)
     env_moments, _ = environment.means(graph, history, weight, prior)
-    values, evidence = borrow(graph, history, kind_weights=kind_weights, restart=restart, mix=mix, rounds=rounds)
+    there = Moments(*(value[graph.nodes.env] for value in env_moments))
+    lent = borrow(graph, history, kind_weights=kind_weights, restart=restart, mix=mix, rounds=rounds)
+    return weigh(history, there, lent, nu=nu, c=c, group_size=group_size, informative=informative)
+
+
+def weigh(
+    history: History,
+    there: Moments,
+    lent: tuple[Moments, Moments],
+    *,
+    nu: float | jax.Array,
+    c: float | jax.Array,
+    group_size: int,
+    informative: str,
+) -> Belief:
+    """Returns the belief about C tasks from own records, environments and neighbours, as ``believe`` says.
+
+    Args:
+      history: own records, f32[C] per field.
+      there: moments of each task's environment, f32[C] each.
+      lent: moments and evidence of the neighbours, f32[C] each.
+      nu: see ``believe``.
+      c: see ``believe``.
+      group_size: see ``believe``.
+      informative: see ``believe``.
+    """
+    values, evidence = lent
     used = Moments(*map(jnp.minimum, environment.in_units(nu, group_size), evidence))
     own = zip(environment.sums(history), environment.counts(history), strict=True)
-    others = zip(values, used, weight, env_moments, strict=True)
+    others = zip(values, used, environment.in_units(c, group_size), there, strict=True)
     posterior = Moments(
         *(
-            blend(total + nu_kind * value, count + nu_kind, c_kind, env_value[graph.nodes.env])
+            blend(total + nu_kind * value, count + nu_kind, c_kind, env_value)
             for (total, count), (value, nu_kind, c_kind, env_value) in zip(own, others, strict=True)
         )
     )

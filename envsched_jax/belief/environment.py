@@ -39,14 +39,20 @@ def means(graph: Graph, history: History, weight: Moments, prior: Moments) -> tu
     Every rollout counts once, whichever task it belongs to.
     """
     num_envs = graph.globals.env_mask.shape[0]
-    values, evidence = [], []
-    for total, count, c, constant in zip(sums(history), counts(history), weight, prior, strict=True):
-        pool = blend(total.sum(), count.sum(), c, constant)
-        env_total = jax.ops.segment_sum(total, graph.nodes.env, num_envs)
-        env_count = jax.ops.segment_sum(count, graph.nodes.env, num_envs)
+
+    def per_env(x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, graph.nodes.env, num_envs)
+
+    return shrunk(Moments(*map(per_env, sums(history))), Moments(*map(per_env, counts(history))), weight, prior)
+
+
+def shrunk(total: Moments, count: Moments, weight: Moments, prior: Moments) -> tuple[Moments, Moments]:
+    """Returns what ``means`` does from the sums and counts of every environment, f32[E] each."""
+    values = []
+    for env_total, env_count, c, constant in zip(total, count, weight, prior, strict=True):
+        pool = blend(env_total.sum(), env_count.sum(), c, constant)
         values.append(blend(env_total, env_count, c, pool))
-        evidence.append(env_count)
-    return Moments(*values), Moments(*evidence)
+    return Moments(*values), count
 
 
 def blend(total: jax.Array, count: jax.Array, weight: jax.Array, value: jax.Array) -> jax.Array:
