@@ -1,5 +1,6 @@
 """Environment-aware scheduling of agent rollouts: which (environment, task) pairs still teach, on the accelerator."""
 
+from envsched_jax.belief.propagate import diffuse, diffuse_edges, diffuse_native
 from envsched_jax.graph import Index
 from envsched_jax.graph import build as build_graph
 from envsched_jax.pool import PoolError, Record, Verifier, read_jsonl, write_jsonl
@@ -35,6 +36,9 @@ __all__ = [
     "Status",
     "Verifier",
     "build_graph",
+    "diffuse",
+    "diffuse_edges",
+    "diffuse_native",
     "is_valid",
     "make_scheduler",
     "outcome_of",

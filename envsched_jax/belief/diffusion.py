@@ -1,7 +1,7 @@
 """Diffusion of records along the two relations: the graph gives the prior, a task's own record the evidence.
 
-``X_0 = S``, ``X_{l+1} = (1-a) A X_l + a S`` with ``A = b A_within + (1-b) A_cross`` (personalised PageRank, "predict
-then propagate", Gasteiger et al. 2019). ``A`` is a gather table ``[2K, N]``, slot k of every receiver together; the
+Sums and counts pass along ``A = b A_within + (1-b) A_cross`` by ``belief.propagate.diffuse``; here are the weights of
+``A``, what of a task's own record comes back to it, and what the neighbours' records are worth as evidence. The
 reference in tests is the dense matrix in float64.
 """
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from envsched_jax.belief import environment
 from envsched_jax.belief.environment import Moments, blend
+from envsched_jax.belief.propagate import diffuse, propagate, rows
 from envsched_jax.types import Belief, Graph, History
 
-CHUNK = 8  # gathers fused into one loop over nodes; measured fastest on CPU
 UNSEEN = 1e-5  # borrowed mass below this, relative to 1 + the own mass, is rounding error and counts as none
 
 
@@ -36,30 +36,6 @@ def edge_weights(graph: Graph, kind_weights: jax.Array, mix: float | jax.Array) 
     share = jnp.stack([jnp.where(total[0] > 0.0, mix, 0.0), jnp.where(total[1] > 0.0, 1.0 - mix, 0.0)])
     scale = share / (_nonzero(total) * _nonzero(share.sum(axis=0))[None, :])
     return (raw * scale[:, None, :]).reshape(-1, raw.shape[2])  # [2, K, N] -> [2K, N]
-
-
-def propagate(table: jax.Array, weight: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns ``A x``, f32[N, F]: for each node the weighted sum over its neighbours. Gathers only, no scatter.
-
-    Every entry of ``table`` must lie in ``0..N-1``; the graph's builder has checked that.
-    """
-    total = jnp.zeros_like(x)
-    for start in range(0, table.shape[0], CHUNK):
-        rows = range(start, min(start + CHUNK, table.shape[0]))
-        total = total + sum(weight[k][:, None] * _rows(x, table[k]) for k in rows)
-    return total
-
-
-def diffuse(
-    table: jax.Array, weight: jax.Array, signal: jax.Array, *, restart: float | jax.Array, rounds: int
-) -> jax.Array:
-    """Returns ``X_rounds``, f32[N, F], from the signal ``S``, f32[N, F]; put all channels into one call."""
-
-    def step(_: int, x: jax.Array) -> jax.Array:
-        return (1.0 - restart) * propagate(table, weight, x) + restart * signal
-
-    # a loop, not unrolled rounds: else the compiler works out earlier rounds anew inside later ones (20 times slower)
-    return jax.lax.fori_loop(0, rounds, step, signal)
 
 
 def self_share(table: jax.Array, weight: jax.Array, *, restart: float | jax.Array, rounds: int) -> jax.Array:
@@ -91,7 +67,7 @@ def _return_weight(table: jax.Array, weight: jax.Array) -> jax.Array:
 
     def add(slot: jax.Array, total: jax.Array) -> jax.Array:
         sender = table[slot]
-        back = sum(jnp.where(_rows(table[q], sender) == node, _rows(weight[q], sender), 0.0) for q in range(slots))
+        back = sum(jnp.where(rows(table[q], sender) == node, rows(weight[q], sender), 0.0) for q in range(slots))
         return total + weight[slot] * back
 
     return jax.lax.fori_loop(0, slots, add, jnp.zeros(num_nodes, weight.dtype))
@@ -231,10 +207,6 @@ def weigh(
         )
     )
     return environment.to_belief(posterior, history.n + used.mean, group_size, informative)
-
-
-def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
-    return x.at[index].get(mode="promise_in_bounds")
 
 
 def _nonzero(x: jax.Array) -> jax.Array:
