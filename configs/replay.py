@@ -10,6 +10,7 @@ from configs import ablation
 from envsched_jax.schedulers import RECIPES
 from envsched_jax.types import EDGE_KINDS
 
+SAME = {"envsched_incremental"}  # on pools of this size it picks what envsched does with belief='diffusion'
 FIRST = ("uniform", "stratified", "envsched", "no_graph", "env_mean", "oracle")
 OURS = ("envsched_no_graph", "envsched_diffusion")  # envsched with the graph switched off, with another belief
 
@@ -26,7 +27,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config = ConfigDict()
     config.data_dir = config_dict.placeholder(str)
     config.text_model = config_dict.placeholder(str)  # local folder of a sentence-embedding model; without, TF-IDF
-    config.arms = FIRST if smoke else (*FIRST, *OURS, *sorted(set(RECIPES) - set(FIRST)))
+    config.arms = FIRST if smoke else (*FIRST, *OURS, *sorted(set(RECIPES) - set(FIRST) - SAME))
     # Arms that are not a recipe with its default arguments: {arm: {"recipe": name, argument: value, ...}}. The peers
     # keep their defaults, which are their authors'.
     # The two that know something *rank* by it: they are bounds, and have nothing to insure against.

@@ -1,4 +1,4 @@
-"""For tests, ours and yours: tiny graphs without records, simulated outcomes, and the laws every scheduler keeps."""
+"""For tests, ours and yours: tiny graphs, large pools, simulated outcomes, and the laws every scheduler keeps."""
 
 from typing import Any, NamedTuple
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envsched_jax.belief.history import SUMS
+from envsched_jax.pool.records import Record, Verifier
 from envsched_jax.types import (
     CROSS_KINDS,
     EDGE_KINDS,
@@ -25,6 +26,8 @@ from envsched_jax.types import (
 )
 
 TOLERANCE = 1e-5
+_VERBS = "get list find search check read create update delete send book cancel move submit set add".split()
+_VERIFIERS = ("state", "unit_tests", "match_per_turn", "answer")
 
 
 class TinyGraph(NamedTuple):
@@ -77,6 +80,67 @@ def tiny_graph(
         globals=Globals(jnp.ones(envs, bool), jnp.ones(patterns, bool)),
     )
     return graph if capacity is None else pad(graph, capacity)
+
+
+def synthetic_pool(n: int, envs: int | None = None, seed: int = 0) -> list[Record]:
+    """Returns n made-up records, about 40 us each: many environments, each with tools, words and workflows of its own.
+
+    Environments have about n / envs tasks, the smallest a third and the largest twice as many; 50 are a domain and
+    share nouns. A task follows one of its environment's four workflows, with a few actions more and some of them
+    replaced, so topologies form clusters across environments, as in recorded pools. Every 4th task has a variant.
+
+    Args:
+      n: tasks.
+      envs: environments, n / 100 by default.
+      seed: of all draws.
+    """
+    rng = np.random.default_rng(seed)
+    envs = max(1, n // 100) if envs is None else envs
+    share = rng.gamma(12.0, size=envs)
+    size = np.bincount(rng.choice(envs, n, p=share / share.sum()), minlength=envs)
+    records: list[Record] = []
+    for env, count in enumerate(size.tolist()):
+        records += _synthetic_tasks(env, count, len(records), rng)
+    return records
+
+
+def _synthetic_tasks(env: int, count: int, first: int, rng: np.random.Generator) -> list[Record]:
+    """Returns the tasks of one environment, numbered from ``first`` on."""
+    nouns = [f"noun{noun}" for noun in env // 50 * 40 + rng.choice(40, 8, replace=False)]
+    tools = tuple(dict.fromkeys(f"{_VERBS[v]}_{nouns[i % 8]}" for i, v in enumerate(rng.integers(0, 16, 20))))
+    flows = [rng.integers(0, len(tools), length).tolist() for length in rng.integers(2, 9, 4)]
+    verifiers = [
+        Verifier(_VERIFIERS[kind], checks, kind == 1)
+        for kind, checks in zip(rng.integers(0, 4, 4).tolist(), rng.integers(1, 9, 4).tolist(), strict=True)
+    ]
+    flow, turns, extra, variant = (rng.integers(0, high, count).tolist() for high in (4, 4, 4, 8))
+    words = [f"word{w}" for w in (rng.pareto(1.0, (count, 16)) * 20).astype(np.int64).ravel() % 20_000]
+    swaps = rng.integers(0, len(tools), (count, 4)).tolist()
+    places = rng.integers(0, 32, (count, 2)).tolist()
+    records = []
+    for i in range(count):
+        path = flows[flow[i]] + swaps[i][: extra[i]]
+        for place in places[i]:
+            if place < len(path):
+                path[place] = swaps[i][3]
+        actions = tuple(tools[a] for a in path)
+        used = [name.split("_")[1] for name in actions]
+        records.append(
+            Record(
+                task_id=f"task{first + i:07d}",
+                env_id=f"env{env:05d}",
+                text=" ".join(["Please", *words[16 * i : 16 * i + 10 + extra[i]], *used[:3]]),
+                tools_available=tools,
+                gt_actions=actions,
+                n_turns=1 + turns[i],
+                state_reads=tuple(dict.fromkeys(used[:3])),
+                state_writes=tuple(dict.fromkeys(used[3:5])),
+                verifier=verifiers[flow[i]],
+                domain=f"domain{env // 50:03d}",
+                group_id=f"scenario{env}.{variant[i]}" if extra[i] == 0 else None,
+            )
+        )
+    return records
 
 
 def pad(graph: Any, capacity: int) -> Any:
@@ -143,6 +207,7 @@ def check_scheduler(
     group_size: int = 4,
     eager: bool = True,
     ages: bool = False,
+    numbers: bool = False,
     tolerance: float = TOLERANCE,
 ) -> None:
     """Raises AssertionError, with the law's name, unless the scheduler keeps the laws of every recipe.
@@ -160,6 +225,8 @@ def check_scheduler(
       group_size: rollouts per task in the simulated outcomes.
       eager: whether to run op by op too; most of the time goes there.
       ages: whether the recipe's own memory changes with every step, also with one that brings no rollouts.
+      numbers: whether the recipe's memory holds numbers of nodes, so that renumbering takes more than moving its rows;
+        the law of numbering is then left to a test of the recipe's own.
       tolerance: relative and absolute, of numbers; larger for a recipe that solves equations iteratively.
     """
     traces: list[str] = []
@@ -189,7 +256,8 @@ def check_scheduler(
         selected, observed = scheduler.select(key, graph, state), scheduler.observe(graph, state, outcome)
         _assert_same("eager: select", jitted.select(key, graph, state), selected, tolerance)
         _assert_same("eager: observe", jitted.observe(graph, state, outcome), observed, tolerance)
-    _check_numbering(jitted, graph, key, state, tolerance)
+    if not numbers:
+        _check_numbering(jitted, graph, key, state, tolerance)
     _check_bucket(scheduler, jitted, graph, key, state, outcome, tolerance)
 
 

@@ -246,7 +246,7 @@ def test_no_trace_inside_a_bucket_and_nothing_retired_is_drawn(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(schedulers.RECIPES))
+@pytest.mark.parametrize("name", sorted(set(schedulers.RECIPES) - {"envsched_incremental"}))  # see test_incremental
 def test_every_recipe_grows_over_a_border_with_what_it_remembers(name):
     old, new = records()
     g, index = graph.build(old, **OPTIONS, capacity=33, env_capacity=4)

@@ -30,6 +30,7 @@ VARIANTS = {
     "vip_gp": {},
     "potts_graph": {"states": 4, "neighbours": 6},
     "gps_lite": {"updates": 3},
+    "envsched_incremental": {"candidates": 20, "refresh": 2},
 }
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 
-from envsched_jax.schedulers import posterior, predictors
+from envsched_jax.schedulers import incremental, posterior, predictors
 from envsched_jax.schedulers.bandits import dump_ucb, scaler, sec
 from envsched_jax.schedulers.baselines import oracle, stratified, uniform
 from envsched_jax.schedulers.envsched import Settings, env_mean, envsched, no_graph, predict, quotas
 from envsched_jax.schedulers.growth import grow
+from envsched_jax.schedulers.incremental import envsched_incremental
 from envsched_jax.schedulers.posterior import mapp, mopps
 from envsched_jax.schedulers.predictors import gps_lite, potts_graph, vip_gp
 from envsched_jax.schedulers.replayed import learnability, plr
@@ -25,6 +26,7 @@ __all__ = [
     "dump_ucb",
     "env_mean",
     "envsched",
+    "envsched_incremental",
     "gps_lite",
     "grow",
     "learnability",
@@ -49,6 +51,7 @@ RECIPES: dict[str, Callable[..., Scheduler]] = {
     "dump_ucb": dump_ucb,
     "env_mean": env_mean,
     "envsched": envsched,
+    "envsched_incremental": envsched_incremental,
     "gps_lite": gps_lite,
     "learnability": learnability,
     "mapp": mapp,
@@ -71,10 +74,16 @@ def _predict(graph: Graph, state: SchedulerState, **settings: Any) -> Belief:
     return predict(Settings(**settings), graph, state)
 
 
+def _predict_incremental(graph: Graph, state: SchedulerState, **settings: Any) -> Belief:
+    own = {k: v for k, v in settings.items() if k not in ("candidates", "refresh")}
+    return incremental.predict(Settings(**{"belief": "diffusion"} | own), graph, state)
+
+
 # What the recipes that predict anything believe of every task: (graph, state, **settings of the recipe) to Belief.
 BELIEFS: dict[str, Callable[..., Belief]] = {
     "env_mean": functools.partial(_predict, belief="env_mean"),
     "envsched": _predict,
+    "envsched_incremental": _predict_incremental,
     "gps_lite": predictors.believe_gps,
     "mapp": posterior.believe,
     "mopps": posterior.believe,

@@ -174,7 +174,12 @@ def _trials(graph: Graph, state: SchedulerState) -> jax.Array:
 
 def quotas(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array:
     """Returns the quota of every environment for the next batch, i32[E]; beside ``select.quota.deviation``."""
-    environments = jnp.maximum((quota.count_tasks(graph) > 0).sum(), 1)
+    return allocate(settings, graph, state, quota.count_tasks(graph))
+
+
+def allocate(settings: Settings, graph: Graph, state: SchedulerState, tasks: jax.Array) -> jax.Array:
+    """Returns the quotas, i32[E], from the eligible tasks of every environment, i32[E]."""
+    environments = jnp.maximum((tasks > 0).sum(), 1)
     fair = (2 * settings.batch_size + environments - 1) // environments
     default_cap = jnp.maximum(math.ceil(settings.batch_size / 10), fair)
     return quota.allocate(
@@ -184,6 +189,7 @@ def quotas(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array
         mode=settings.quota,
         weights=settings.quota_weights,
         cap=default_cap if settings.quota_cap is None else settings.quota_cap,
+        tasks=tasks,
     )
 
 

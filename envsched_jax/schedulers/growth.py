@@ -2,6 +2,7 @@
 
 import jax
 
+from envsched_jax.schedulers import incremental
 from envsched_jax.types import Graph, Scheduler, SchedulerState
 
 
@@ -11,7 +12,8 @@ def grow(state: SchedulerState, graph: Graph, scheduler: Scheduler) -> Scheduler
     Old rows keep their values exactly, new ones have those of ``scheduler.init(graph)``. This holds for all leaves,
     also those of ``memory``, whose axes count nodes or environments; leaves of other sizes stay. The rows of nodes and
     environments that ``graph.extend`` keeps are old rows. Within a bucket nothing grows, and the state is returned as
-    it is. Pure: for a state per seed, map over ``state``.
+    it is. What ``envsched_incremental`` remembers of a graph is worked out anew from the history, always: call this
+    after every change of the graph. Pure: for a state per seed, map over ``state``.
 
     Args:
       state: made by this scheduler for a graph of fewer or as many nodes and environments.
@@ -45,4 +47,7 @@ def grow(state: SchedulerState, graph: Graph, scheduler: Scheduler) -> Scheduler
             )
         return new.at[tuple(slice(0, n) for n in old.shape)].set(old)
 
+    if isinstance(state.memory, incremental.Memory):
+        wide = jax.tree_util.tree_map_with_path(widen, state._replace(memory=()), fresh._replace(memory=()))
+        return incremental.rebuild(graph, wide, state.memory, fresh.memory)
     return jax.tree_util.tree_map_with_path(widen, state, fresh)

@@ -13,13 +13,15 @@ def count_tasks(graph: Graph) -> jax.Array:
     return jax.ops.segment_sum(graph.nodes.mask.astype(jnp.int32), graph.nodes.env, graph.globals.env_mask.shape[0])
 
 
-def shares(graph: Graph, *, mode: str, weights: tuple[float, ...] | None = None) -> jax.Array:
+def shares(
+    graph: Graph, *, mode: str, weights: tuple[float, ...] | None = None, tasks: jax.Array | None = None
+) -> jax.Array:
     """Returns the share of the batch that each environment is meant to get, f32[E].
 
     Environments without eligible tasks get none. The shares sum to 1 (to 0 if every weight is 0); the modes 'none'
-    and 'cap' mean no shares, all 0.
+    and 'cap' mean no shares, all 0. ``tasks`` is ``count_tasks(graph)`` where that is known already.
     """
-    tasks = count_tasks(graph).astype(jnp.float32)
+    tasks = (count_tasks(graph) if tasks is None else tasks).astype(jnp.float32)
     if mode == "uniform":
         wanted = (tasks > 0.0).astype(jnp.float32)
     elif mode == "proportional":
@@ -45,6 +47,7 @@ def allocate(
     mode: str,
     weights: tuple[float, ...] | None = None,
     cap: int | jax.Array | None = None,
+    tasks: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the quota of every environment, i32[E].
 
@@ -60,15 +63,17 @@ def allocate(
       mode: none, uniform, proportional, weights or cap.
       weights: for 'weights', one per environment in order of their index; missing ones are 0.
       cap: for 'cap', the most tasks of one environment; None is no limit.
+      tasks: ``count_tasks(graph)`` where that is known already.
     """
-    share = shares(graph, mode=mode, weights=weights)
+    tasks = count_tasks(graph) if tasks is None else tasks
+    share = shares(graph, mode=mode, weights=weights, tasks=tasks)
     if mode == "none":
         return jnp.full(share.shape, batch_size, jnp.int32)
     if mode == "cap":
         return jnp.full(share.shape, batch_size if cap is None else cap, jnp.int32)
     seat = jnp.arange(batch_size, dtype=jnp.int32)[:, None]
     owed = (share * batch_size + carry)[None, :] - seat.astype(jnp.float32)  # before it gets this seat
-    exists = (seat < count_tasks(graph)[None, :]) & (share > 0.0)[None, :]
+    exists = (seat < tasks[None, :]) & (share > 0.0)[None, :]
     priority, taken = jax.lax.top_k(jnp.where(exists, owed, -jnp.inf).ravel(), batch_size)
     given = (priority > -jnp.inf).astype(jnp.int32)
     return jnp.zeros(share.shape, jnp.int32).at[taken % share.shape[0]].add(given)

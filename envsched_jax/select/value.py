@@ -35,10 +35,15 @@ def coverage_bonus(graph: Graph, counts: jax.Array, coverage: tuple[float, float
     nodes = graph.nodes
     per_env = jax.ops.segment_sum(counts, nodes.env, graph.globals.env_mask.shape[0])
     per_pattern = jax.ops.segment_sum(counts, nodes.pattern, graph.globals.pattern_mask.shape[0])
+    return bonus(per_env[nodes.env], per_pattern[nodes.pattern], counts, coverage)
+
+
+def bonus(
+    per_env: jax.Array, per_pattern: jax.Array, per_task: jax.Array, coverage: tuple[float, float, float]
+) -> jax.Array:
+    """Returns the coverage bonus of some tasks, f32[C], by the visits to their environment, their pattern and them."""
     l_env, l_pattern, l_task = coverage
-    return (
-        l_env * novelty(per_env)[nodes.env] + l_pattern * novelty(per_pattern)[nodes.pattern] + l_task * novelty(counts)
-    )
+    return l_env * novelty(per_env) + l_pattern * novelty(per_pattern) + l_task * novelty(per_task)
 
 
 def combine(
@@ -61,7 +66,11 @@ def combine(
     """
     if target not in ("p_informative", "variance"):
         raise ValueError(f"value must be 'p_informative' or 'variance', got {target!r}")
-    unknown = coverage_bonus(graph, counts, coverage)
+    return with_bonus(belief, coverage_bonus(graph, counts, coverage), target=target)
+
+
+def with_bonus(belief: Belief, unknown: jax.Array, *, target: str) -> jax.Array:
+    """Returns the value of some tasks, f32[C], from what is believed of them and their coverage bonus."""
     if target == "variance":
         return belief.variance + LARGEST_VARIANCE * unknown
     return belief.p_informative + unknown
