@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from envsched_jax.graph import features, knn, patterns, static
+from envsched_jax.graph import features, knn, neighbours, patterns, static
 from envsched_jax.pool.records import Record, check_pool
 from envsched_jax.types import EDGE_KINDS, Edges, Globals, Graph, Key, Nodes
+
+SEARCHES = ("auto", "exact", "approximate")
+EXACT_LIMIT = 100_000  # tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,7 @@ def build(
     capacity: int | None = None,
     env_capacity: int | None = None,
     keep: Index | None = None,
+    search: str = "auto",
 ) -> tuple[Graph, Index]:
     """Builds the graph of a pool, on the host.
 
@@ -80,33 +84,44 @@ def build(
         ones come after them. While both capacities last, nothing compiled for the earlier graph is compiled again.
         All rows are made anew, so beliefs about old tasks may change, and every task is eligible again: give
         ``retired(old_graph, keep)`` to ``retire``. ``extend`` leaves old rows and retired tasks as they are.
+      search: of cross neighbours: ``exact``, ``approximate``, or ``auto``, exact for up to ``EXACT_LIMIT`` tasks.
+        Within neighbours are always exact.
 
     Returns:
       The graph, a ``jraph.GraphsTuple``, and its index.
 
     Raises:
       PoolError: the pool is empty, a task_id is there twice, or embeddings differ in length.
-      ValueError: a capacity is too small, a size is not positive, or a task of ``keep`` has no record.
+      ValueError: a capacity is too small, a size is not positive, a task of ``keep`` has no record, or an unknown
+        search.
     """
     check_pool(records, "records")
     if min(k, num_patterns, feature_dim) < 1:
         raise ValueError(f"k={k}, num_patterns={num_patterns}, feature_dim={feature_dim}: expected at least 1 each")
+    if search not in SEARCHES:
+        raise ValueError(f"search={search!r}: expected one of {', '.join(SEARCHES)}")
+    approximate = search == "approximate" or (search == "auto" and len(records) > EXACT_LIMIT)
     order = canonical(records)
     tasks = [records[i] for i in order]
     index = number(tasks, order, keep, capacity, env_capacity)
     size, envs = index.capacity, index.env_capacity
     node, env, uid = places(tasks, index)
-    rows = features.extract(tasks, feature_dim, seed)
-    pattern = patterns.cluster(rows.execution, uid, num_patterns, seed)
-    group = groups(tasks)
-
-    positions, valid = _candidates(rows, env, uid, group, k, seed)
-    senders, mask, table = blank(k, size)
-    senders[:, node] = np.where(valid, node[positions], node[None, :])
-    mask[:, node] = valid
-    table[:, node] = np.where(valid[:, :, None], similarities(rows, group, positions, k), 0.0)
-    nodes = node_rows(size, node, tasks, env, pattern, rows)
-    return assemble(nodes, senders, mask, table, envs, num_patterns), index
+    group, survey = groups(tasks), features.survey(tasks)
+    edges = blank(k, size)
+    kept = []  # of the features, what all tasks need at once
+    for part in neighbours.parts(env):
+        rows = features.extract(tasks[part], feature_dim, seed, survey)
+        every = neighbours.points(rows, env[part], uid[part], group[part], k)
+        positions, valid = neighbours.within(every, env[part], k, seed)
+        similarity = neighbours.similarities_within(rows, group[part], positions)
+        put(edges, 0, node[part], node[part][positions], valid, similarity)
+        kept.append((rows.execution, rows.reward, rows.node))
+    execution, reward, feature = (np.concatenate(columns) for columns in zip(*kept, strict=True))
+    pattern = patterns.cluster(execution, uid, num_patterns, seed)
+    positions, valid = neighbours.cross(execution, reward, env, uid, k, seed, approximate)
+    put(edges, k, node, node[positions], valid, neighbours.similarities_cross(execution, reward, positions))
+    nodes = node_rows(size, node, tasks, env, pattern, feature)
+    return assemble(nodes, *edges, envs, num_patterns), index
 
 
 def rewire(key: Key, graph: Graph) -> Graph:
@@ -198,62 +213,38 @@ def groups(tasks: Sequence[Record]) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-def points(rows: features.Features, env: np.ndarray, uid: np.ndarray, group: np.ndarray, k: int) -> knn.Points:
-    """Returns what the search reads of n tasks, padded to whole blocks, and to k."""
-    n = len(env)
-    size = -(-max(n, k) // knn.BLOCK) * knn.BLOCK
-
-    def column(*parts: np.ndarray) -> jax.Array:
-        joined = np.concatenate(parts, axis=-1).T
-        return jnp.asarray(np.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - n)]))
-
-    return knn.Points(
-        mask=column(np.ones(n, bool)),
-        env=column(env),
-        uid=column(uid),
-        group=column(group),
-        semantics=column(rows.semantics),
-        tools=column(rows.tools),
-        other=column(rows.state, rows.verifier),
-        shape=column(rows.execution, rows.reward),
-    )
-
-
-def similarities(rows: features.Features, group: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray:
-    """Returns f32[2K, r, S] in the order of EDGE_KINDS, in [0, 1].
-
-    Args:
-      rows: of n tasks.
-      group: i32[n].
-      positions: i64[2K, r], the neighbours of the first r tasks, as positions in ``0 .. n - 1``.
-      k: K.
-    """
-    receivers = positions.shape[1]
-
-    def inner(x: np.ndarray, sender: np.ndarray) -> np.ndarray:
-        return np.clip(np.einsum("nd,nd->n", x[:receivers], x[sender]), 0.0, 1.0)
-
-    own = group[:receivers]
-    out = np.zeros((*positions.shape, len(EDGE_KINDS)), np.float32)
-    for slot, sender in enumerate(positions):
-        if slot >= k:
-            out[slot, :, 5:] = np.stack([inner(rows.execution, sender), inner(rows.reward, sender)], axis=1)
-            continue
-        semantics, tools = inner(rows.semantics, sender), inner(rows.tools, sender)
-        twin = (own >= 0) & (own == group[sender]) | (semantics >= knn.NEAR) & (tools >= knn.NEAR)
-        kinds = [semantics, tools, inner(rows.state, sender), inner(rows.verifier, sender), twin]
-        out[slot, :, :5] = np.stack(kinds, axis=1)
-    return out
-
-
 def blank(k: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the edges of N padded rows: senders i32[2K, N], mask bool[2K, N] and similarities f32[2K, N, S]."""
     senders = np.tile(np.arange(size, dtype=np.int32), (2 * k, 1))
     return senders, np.zeros(senders.shape, bool), np.zeros((*senders.shape, len(EDGE_KINDS)), np.float32)
 
 
+def put(
+    edges: tuple[np.ndarray, np.ndarray, np.ndarray],
+    first: int,
+    node: np.ndarray,
+    sender: np.ndarray,
+    valid: np.ndarray,
+    similarity: np.ndarray,
+) -> None:
+    """Writes the edges of some receivers into those of ``blank``.
+
+    Args:
+      edges: senders, mask and similarities, changed.
+      first: slot of the first edge.
+      node: i64[r], the receivers.
+      sender: i64[s, r], the nodes that they have as neighbours in slots ``first .. first + s - 1``.
+      valid: bool[s, r], which of these edges exist.
+      similarity: f32[s, r, S].
+    """
+    slots = slice(first, first + len(sender))
+    edges[0][slots, node] = np.where(valid, sender, node[None, :])
+    edges[1][slots, node] = valid
+    edges[2][slots, node] = np.where(valid[:, :, None], similarity, np.float32(0.0))
+
+
 def node_rows(
-    size: int, node: np.ndarray, tasks: Sequence[Record], env: np.ndarray, pattern: np.ndarray, rows: features.Features
+    size: int, node: np.ndarray, tasks: Sequence[Record], env: np.ndarray, pattern: np.ndarray, feature: np.ndarray
 ) -> Nodes:
     """Returns the rows of N nodes, all tasks under a true mask and padding zero; arguments aligned by task."""
 
@@ -267,7 +258,7 @@ def node_rows(
         env=column(env),
         pattern=column(pattern),
         uid=column(np.array([task_uid(t.task_id) for t in tasks], np.uint32)),
-        feature=column(rows.node),
+        feature=column(feature),
         static=column(static.covariates(tasks)),
         checks=column(_checks(tasks)),
     )
@@ -318,28 +309,6 @@ def _capacity(name: str, given: int | None, need: int, what: str, kept: int) -> 
 def _checks(tasks: Sequence[Record]) -> np.ndarray:
     verifiers = (t.verifier for t in tasks)
     return np.array([max(v.n_checks or 1, 1) if v is not None and v.partial else 1 for v in verifiers], np.int32)
-
-
-def _candidates(
-    rows: features.Features, env: np.ndarray, uid: np.ndarray, group: np.ndarray, k: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns canonical positions i64[2K, n] of the neighbours and which of them exist."""
-    n, every = len(env), points(rows, env, uid, group, k)
-    size = every.mask.shape[0]
-    # Environments are contiguous here: a block needs only those that it touches.
-    edges = np.flatnonzero(np.r_[True, env[1:] != env[:-1], True])
-    first = np.arange(0, n, knn.BLOCK)
-    start = edges[np.searchsorted(edges, first, side="right") - 1]
-    stop = edges[np.searchsorted(edges, np.minimum(first + knn.BLOCK, n), side="left")]
-    width = min(size, -(-max(int((stop - start).max()), k) // knn.BLOCK) * knn.BLOCK)
-    start = np.minimum(np.pad(start, (0, size // knn.BLOCK - len(start))), size - width).astype(np.int32)
-    salt = jnp.asarray(seed % 2**32, jnp.uint32)
-    found = [
-        knn.nearest(knn.within_score, every, jnp.asarray(start), salt, k=k, width=width),
-        knn.nearest(knn.cross_score, every, jnp.zeros_like(start), salt, k=k, width=size),
-    ]
-    positions = np.concatenate([np.asarray(p)[:n].T for p, _ in found])
-    return positions, np.concatenate([np.asarray(v)[:n].T for _, v in found])
 
 
 def _validate(senders: np.ndarray, mask: np.ndarray, nodes: Nodes, k: int) -> None:

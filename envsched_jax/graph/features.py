@@ -10,13 +10,14 @@ import hashlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from envsched_jax.pool.records import Record
+from envsched_jax.pool.records import Record, Verifier
 
 TEXT_DIM = 256  # of the text sketch behind the edges; Features.node is narrower
 _BUCKETS = 1 << 14
@@ -49,50 +50,83 @@ class Features(NamedTuple):
     # all pools with the same seed: names have their own directions, whatever other names there are
 
 
-def extract(records: Sequence[Record], feature_dim: int, seed: int) -> Features:
-    """Computes all features of a pool.
+class Survey(NamedTuple):
+    """What rows rest on beyond their own record: in how many records of the pool each word and name is."""
+
+    size: int  # records
+    embedded: bool  # whether all have an embedding
+    words: np.ndarray  # f64[_BUCKETS], by hash bucket
+    used: Mapping[str, int]
+    at_hand: Mapping[str, int]
+    state: Mapping[str, int]
+    verifier: Mapping[str, int]
+    grams: Mapping[str, int]
+
+
+def survey(records: Sequence[Record]) -> Survey:
+    """Counts the words and names of a pool, in memory that grows with their number only."""
+    embedded = all(r.embedding is not None for r in records)
+    words = np.zeros(_BUCKETS)
+    for r in () if embedded else records:
+        words[_bag(r.text)[0]] += 1
+    names = [_frequencies(bags, Counter(which.tolist())) for bags, which in _bags(records)]
+    return Survey(len(records), embedded, words, *names)
+
+
+def extract(records: Sequence[Record], feature_dim: int, seed: int, of: Survey | None = None) -> Features:
+    """Computes all features of a pool, or of some of its records.
+
+    A row takes about 8 KB, and 50 KB while it is made, so large pools are best done in pieces.
 
     Args:
-      records: a checked pool.
+      records: a checked pool, or some records of one.
       feature_dim: D, the size of ``Features.node``.
       seed: of the random projections.
+      of: the survey of the whole pool; by default, that of ``records``.
 
     Returns:
       The features, row i for record i.
     """
-    semantics = _unit(_embeddings(records, seed) if _all_embedded(records) else text_sketch(records, seed))
-    used, at_hand = ([_counts(names) for names in column] for column in zip(*map(_tools, records), strict=True))
-    tools = _blocks([(0.7, multi_hot(used)), (0.3, multi_hot(at_hand))])
-    state = _unit(multi_hot([_state(r) for r in records]))
-    verifier = _unit(multi_hot([_verifier(r) for r in records], weighted=False))
-    shapes = [_shape(r) for r in records]
-    numbers, grams = _numbers(shapes), [s.grams for s in shapes]
-    execution = _blocks([*numbers[:4], (_GRAMS, multi_hot(grams, weighted=False, max_columns=128)), *numbers[4:]])
+    of = survey(records) if of is None else of
+    semantics = _unit(_embeddings(records, seed) if of.embedded else text_sketch(records, seed, of))
+    (used, by_used), (at_hand, by_hand), (state, by_state), (verifier, by_verifier), (grams, by_path) = _bags(records)
+    in_use, at_rest = _weights(used, of.used, of.size), _weights(at_hand, of.at_hand, of.size)
+    paths = _weights(grams)
+    tools = _blocks([(0.7, _multi_hot(in_use, of.used)[by_used]), (0.3, _multi_hot(at_rest, of.at_hand)[by_hand])])
+    numbers = _numbers(records)
+    execution = _blocks([*numbers[:4], (_GRAMS, _multi_hot(paths, of.grams, 128)[by_path]), *numbers[4:]])
     reward = _reward(records)
     # Each part counts by its squared norm: meaning most, then tools and shape.
     meaning = project(semantics, feature_dim, seed + 1)
-    calls = 0.7**0.5 * sketch(used, feature_dim, seed + 1) + 0.3**0.5 * sketch(at_hand, feature_dim, seed + 2)
-    path = _GRAMS**0.5 * sketch(grams, feature_dim, seed + 3, weighted=False)
+    calls = 0.7**0.5 * _sketch(in_use, feature_dim, seed + 1)[by_used]
+    calls += 0.3**0.5 * _sketch(at_rest, feature_dim, seed + 2)[by_hand]
+    path = _GRAMS**0.5 * _sketch(paths, feature_dim, seed + 3)[by_path]
     path += project(_blocks(numbers), feature_dim, seed + 2)
     node = _unit(0.5**0.5 * meaning + 0.5 * calls / _norm(tools) + 0.5 * path / _norm(execution))
-    parts = (semantics, _unit(tools), state, verifier, execution, reward)
+    parts = (
+        semantics,
+        _unit(tools),
+        _unit(_multi_hot(_weights(state, of.state, of.size), of.state)[by_state]),
+        _unit(_multi_hot(_weights(verifier), of.verifier)[by_verifier]),
+        execution,
+        reward,
+    )
     return Features(*[*map(_on_grid, parts), node.astype(np.float32)])
 
 
-def text_sketch(records: Sequence[Record], seed: int) -> np.ndarray:
+def text_sketch(records: Sequence[Record], seed: int, of: Survey) -> np.ndarray:
     """Returns f64[n, TEXT_DIM]: TF-IDF with sublinear counts, hashed and projected at random.
 
-    Word w of text t weighs ``(1 + log count) * (1 + log((1 + n) / (1 + df)))``, df over hash buckets. The projection
-    of the buckets is by random signs: Achlioptas, "Database-friendly random projections", 2003.
+    Word w of text t weighs ``(1 + log count) * (1 + log((1 + n) / (1 + df)))``, df over hash buckets of the surveyed
+    pool. The projection of the buckets is by random signs: Achlioptas, "Database-friendly random projections", 2003.
     """
-    bags = [_bag(r.text) for r in records]
-    df = np.zeros(_BUCKETS)
-    for buckets, _ in bags:
-        df[buckets] += 1
-    idf = 1 + np.log((1 + len(records)) / (1 + df))
+    idf = 1 + np.log((1 + of.size) / (1 + of.words))
     signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (_BUCKETS, TEXT_DIM))
-    rows = [(idf[b] * (1 + np.log(c))).astype(np.float32) @ signs[b] for b, c in bags]
-    return np.stack(rows).astype(np.float64)
+    out = np.empty((len(records), TEXT_DIM))
+    for row, record in zip(out, records, strict=True):
+        buckets, count = _bag(record.text)
+        row[:] = (idf[buckets] * (1 + np.log(count))).astype(np.float32) @ signs[buckets]
+    return out
 
 
 def multi_hot(
@@ -108,14 +142,8 @@ def multi_hot(
       weighted: whether rare names weigh more.
       max_columns: a multiple of 64.
     """
-    names = sorted({name for bag in bags for name in bag})
-    few = len(names) <= max_columns
-    column = {name: i if few else zlib.crc32(name.encode()) % max_columns for i, name in enumerate(names)}
-    out = np.zeros((len(bags), -(-max(1, min(len(names), max_columns)) // 64) * 64))
-    for row, bag in zip(out, _weights(bags, weighted), strict=True):
-        for name, weight in bag.items():
-            row[column[name]] += weight
-    return _unit(out)
+    df = Counter(name for bag in bags for name in bag)
+    return _multi_hot(_weights(bags, df if weighted else None, len(bags)), df, max_columns)
 
 
 def sketch(bags: Sequence[Mapping[str, float]], size: int, seed: int, *, weighted: bool = True) -> np.ndarray:
@@ -124,14 +152,8 @@ def sketch(bags: Sequence[Mapping[str, float]], size: int, seed: int, *, weighte
     The signs of a name depend on the name and the seed only, so bags that come later lie in the same space, also if
     they have new names. An empty bag is a zero row.
     """
-    weights = _weights(bags, weighted)
-    names = sorted({name for bag in bags for name in bag})
-    place = {name: i for i, name in enumerate(names)}
-    signs = np.array([_signs(name, size, seed) for name in names]).reshape(len(names), size)
-    rows = [_unit(np.array([[*bag.values()]])) @ signs[[place[name] for name in bag]] for bag in weights if bag]
-    out = np.zeros((len(bags), size))
-    out[[i for i, bag in enumerate(bags) if bag]] = np.concatenate([np.zeros((0, size)), *rows])
-    return out / np.sqrt(size)
+    df = Counter(name for bag in bags for name in bag) if weighted else None
+    return _sketch(_weights(bags, df, len(bags)), size, seed)
 
 
 def roles(record: Record) -> list[str]:
@@ -142,7 +164,7 @@ def roles(record: Record) -> list[str]:
     for the same tool as just before, ``a`` for a tool used earlier.
     """
     actions = record.gt_actions or ()
-    asks = [next((w in _QUERY for w in _words(a) if w in _QUERY or w in _CHANGE), False) for a in actions]
+    asks = [_asks(action) for action in actions]
     if record.state_writes is not None and actions:
         if not record.state_writes:
             asks = [True] * len(actions)
@@ -166,13 +188,49 @@ def _signs(name: str, size: int, seed: int) -> np.ndarray:
     return 2.0 * np.unpackbits(bits)[:size] - 1.0
 
 
-def _weights(bags: Sequence[Mapping[str, float]], weighted: bool) -> list[dict[str, float]]:
-    """Returns sublinear counts times, if ``weighted``, inverse document frequencies; names in order."""
-    df = Counter(name for bag in bags for name in bag)
-    rarity = {name: 1 + np.log((1 + len(bags)) / (1 + count)) if weighted else 1.0 for name, count in df.items()}
-    return [{name: np.log1p(count) * rarity[name] for name, count in sorted(bag.items())} for bag in bags]
+def _weights(
+    bags: Sequence[Mapping[str, float]], df: Mapping[str, int] | None = None, size: int = 0
+) -> list[dict[str, float]]:
+    """Returns sublinear counts times, if there are document frequencies of ``size`` bags, their inverse; by name."""
+    found = set(chain.from_iterable(bags))
+    rarity = {name: 1 + np.log((1 + size) / (1 + df[name])) if df else 1.0 for name in found}
+    return [{name: _log1p(count) * rarity[name] for name, count in sorted(bag.items())} for bag in bags]
 
 
+@lru_cache(maxsize=1 << 12)
+def _log1p(count: float) -> float:
+    return np.log1p(count)
+
+
+def _multi_hot(
+    weights: Sequence[Mapping[str, float]], names: Mapping[str, int], max_columns: int = _MAX_COLUMNS
+) -> np.ndarray:
+    few = len(names) <= max_columns
+    column = {name: i if few else zlib.crc32(name.encode()) % max_columns for i, name in enumerate(sorted(names))}
+    out = np.zeros((len(weights), -(-max(1, min(len(names), max_columns)) // 64) * 64))
+    for row, bag in zip(out, weights, strict=True):
+        for name, weight in bag.items():
+            row[column[name]] += weight
+    return _unit(out)
+
+
+def _sketch(weights: Sequence[Mapping[str, float]], size: int, seed: int) -> np.ndarray:
+    names = sorted({name for bag in weights for name in bag})
+    place = {name: i for i, name in enumerate(names)}
+    signs = np.array([_signs(name, size, seed) for name in names]).reshape(len(names), size)
+    out = np.zeros((len(weights), size))
+    for row, bag in zip(out, weights, strict=True):
+        if bag:
+            row[:] = _unit(np.array([[*bag.values()]]))[0] @ signs[[place[name] for name in bag]]
+    return out / np.sqrt(size)
+
+
+@lru_cache(maxsize=1 << 16)  # names come again and again
+def _asks(name: str) -> bool:
+    return next((w in _QUERY for w in _words(name) if w in _QUERY or w in _CHANGE), False)
+
+
+@lru_cache(maxsize=1 << 12)  # of kinds of verifier
 def _words(name: str) -> list[str]:
     return [w.lower() for w in _WORD.findall(name)]
 
@@ -183,23 +241,44 @@ def _bag(text: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(buckets, np.int64), np.array([words[b] for b in buckets], np.float64)
 
 
-def _tools(record: Record) -> tuple[Sequence[str] | None, Sequence[str]]:
-    return record.gt_actions, record.tools_available
-
-
 def _counts(names: Sequence[str] | None) -> Counter[str]:
     # An empty set is something that two tasks can share; an unknown one is not.
     return Counter() if names is None else Counter(names) or Counter({"": 1})
 
 
-def _state(record: Record) -> dict[str, float]:
-    reads, writes = record.state_reads, record.state_writes
+def _bags(records: Sequence[Record]) -> list[tuple[list[Mapping[str, float]], np.ndarray]]:
+    """Returns the bags of used and available tools, state, verifier and n-grams: different ones, and whose is which."""
+
+    def apart(values: Iterable[Any], bag: Callable[[Any], Mapping[str, float]]) -> Any:
+        place: dict[Hashable, int] = {}
+        which = [place.setdefault(value, len(place)) for value in values]
+        return [bag(value) for value in place], np.array(which, np.int64)
+
+    return [
+        apart((r.gt_actions for r in records), _counts),
+        apart((r.tools_available for r in records), _counts),
+        apart(((r.state_reads, r.state_writes) for r in records), _state),
+        apart((r.verifier for r in records), _verifier),
+        apart((None if r.gt_actions is None else tuple(roles(r)) for r in records), _ngrams),
+    ]
+
+
+def _frequencies(bags: Sequence[Mapping[str, float]], times: Mapping[int, int]) -> Counter[str]:
+    """Counts the records with each name; bag i is that of ``times[i]`` records."""
+    df: Counter[str] = Counter()
+    for i, bag in enumerate(bags):
+        for name in bag:
+            df[name] += times[i]
+    return df
+
+
+def _state(known: tuple[Sequence[str] | None, Sequence[str] | None]) -> dict[str, float]:
+    reads, writes = known
     bag = {f"read {n}": 0.5 for n in reads or ()} | {f"write {n}": 1.0 for n in writes or ()}
     return bag or ({} if reads is None and writes is None else {"": 1.0})
 
 
-def _verifier(record: Record) -> dict[str, float]:
-    v = record.verifier
+def _verifier(v: Verifier | None) -> dict[str, float]:
     if v is None:
         return {}
     bag = {f"kind {v.kind}": 2.0}
@@ -210,9 +289,19 @@ def _verifier(record: Record) -> dict[str, float]:
     return bag
 
 
-def _numbers(shapes: Sequence["_Shape"]) -> list[tuple[float, np.ndarray]]:
+def _ngrams(path: Sequence[str] | None) -> Mapping[str, float]:
+    if path is None:
+        return {}
+    padded = ["^", *path, "$"]
+    grams: Counter[str] = Counter(path)
+    for n in (2, 3):
+        grams.update(" ".join(padded[i : i + n]) for i in range(len(padded) - n + 1))
+    return grams
+
+
+def _numbers(records: Sequence[Record]) -> list[tuple[float, np.ndarray]]:
     """Abstract execution topology without the n-grams, blocks of fixed width: what is unknown leaves a block zero."""
-    numbers = np.array([s.numbers for s in shapes], np.float64)  # NaN: unknown
+    numbers = np.array([_shape(r) for r in records], np.float64)  # NaN: unknown
     turns, steps, per_turn, asking, depth, repetition, fan_in = numbers.T
     return [
         (0.15, _soft_log(turns)),
@@ -225,20 +314,11 @@ def _numbers(shapes: Sequence["_Shape"]) -> list[tuple[float, np.ndarray]]:
     ]
 
 
-class _Shape(NamedTuple):
-    grams: Mapping[str, float]
-    numbers: tuple[float, ...]
-
-
-def _shape(record: Record) -> _Shape:
+def _shape(record: Record) -> tuple[float, ...]:
     turns = np.nan if record.n_turns is None else float(record.n_turns)
     if record.gt_actions is None:
-        return _Shape({}, (turns, *[np.nan] * 6))
+        return (turns, *[np.nan] * 6)
     path = roles(record)
-    padded = ["^", *path, "$"]
-    grams: Counter[str] = Counter(path)
-    for n in (2, 3):
-        grams.update(" ".join(padded[i : i + n]) for i in range(len(padded) - n + 1))
     kinds = [r[0] for r in path]
     steps = len(path)
     asking = kinds.count("q") / steps if steps else np.nan
@@ -246,7 +326,7 @@ def _shape(record: Record) -> _Shape:
     depth = sum(a == "q" and b == "c" for a, b in pairwise(kinds))
     fan_in = max((len(run) for run in re.findall(r"(q+)c", "".join(kinds))), default=0)
     repetition = sum(r[1] != "n" for r in path) / steps if steps else np.nan
-    return _Shape(grams, (turns, steps, steps / max(turns, 1.0), asking, depth, repetition, fan_in))
+    return (turns, steps, steps / max(turns, 1.0), asking, depth, repetition, fan_in)
 
 
 def _reward(records: Sequence[Record]) -> np.ndarray:
@@ -289,10 +369,6 @@ def _norm(rows: np.ndarray) -> np.ndarray:
 
 def _on_grid(rows: np.ndarray) -> np.ndarray:
     return (np.round(rows * _GRID) / _GRID).astype(np.float32)
-
-
-def _all_embedded(records: Sequence[Record]) -> bool:
-    return all(r.embedding is not None for r in records)
 
 
 def _embeddings(records: Sequence[Record], seed: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envsched_jax.graph import features, knn, patterns
+from envsched_jax.graph import features, knn, neighbours, patterns
 from envsched_jax.graph.build import (
     Index,
     assemble,
@@ -25,8 +25,7 @@ from envsched_jax.graph.build import (
     node_rows,
     number,
     places,
-    points,
-    similarities,
+    put,
 )
 from envsched_jax.pool.records import PoolError, Record, check_pool
 from envsched_jax.types import EDGE_KINDS, Graph
@@ -92,20 +91,21 @@ def extend(
     count = len(new_records)
     known = np.asarray(graph.nodes.pattern)[node[count:]]  # in the order of tasks
     joined = patterns.join(rows.execution[count:], known, rows.execution[:count], num_patterns)
-    nodes = node_rows(grown.capacity, node, tasks, env, np.concatenate([joined, known]), rows)
+    nodes = node_rows(grown.capacity, node, tasks, env, np.concatenate([joined, known]), rows.node)
     # All rows exist for now, also retired ones, which are valid senders.
     old_nodes = graph.nodes._replace(mask=jnp.ones_like(graph.nodes.mask))
     nodes = jax.tree.map(lambda new, kept: new.at[:old].set(kept[:old]), nodes, old_nodes)
-    senders, mask, table = blank(k, grown.capacity)
+    edges = senders, mask, table = blank(k, grown.capacity)
     senders[:, :old] = np.asarray(graph.senders).reshape(slots, old_size)[:, :old]
     mask[:, :old] = np.asarray(graph.edges.mask).reshape(slots, old_size)[:, :old]
     table[:, :old] = np.asarray(graph.edges.similarity).reshape(slots, old_size, len(EDGE_KINDS))[:, :old]
     if count:
         group, added = groups(tasks), node[:count]
-        positions, valid = _neighbours(points(rows, env, uid, group, k), count, k, seed)
-        senders[:, added] = np.where(valid, node[positions], added[None, :])
-        mask[:, added] = valid
-        table[:, added] = np.where(valid[:, :, None], similarities(rows, group, positions, k), 0.0)
+        within, cross = _neighbours(neighbours.points(rows, env, uid, group, k), count, k, seed)
+        similarity = neighbours.similarities_within(rows, group, within[0])
+        put(edges, 0, added, node[within[0]], within[1], similarity)
+        similarity = neighbours.similarities_cross(rows.execution, rows.reward, cross[0])
+        put(edges, k, added, node[cross[0]], cross[1], similarity)
     out = assemble(nodes, senders, mask, table, grown.env_capacity, num_patterns)
     return retire(out, grown, retired(graph, index)), grown
 
@@ -139,15 +139,15 @@ def retired(graph: Graph, index: Index) -> tuple[str, ...]:
     return tuple(task_id for node, task_id in enumerate(index.task_ids) if not mask[node])
 
 
-def _neighbours(every: knn.Points, count: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns positions i64[2K, count] of the neighbours of the first tasks among all, and which of them exist."""
+def _neighbours(every: knn.Points, count: int, k: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns, within and cross, positions i64[K, count] of the first tasks' neighbours among all, and which exist."""
     start = jnp.zeros(-(-count // knn.BLOCK), jnp.int32)
-    salt = jnp.asarray(seed % 2**32, jnp.uint32)
     width = every.mask.shape[0]
-    scores = (knn.within_score, knn.cross_score)
-    found = [knn.nearest(score, every, start, salt, k=k, width=width) for score in scores]
-    positions = np.concatenate([np.asarray(p)[:count].T for p, _ in found])
-    return positions, np.concatenate([np.asarray(v)[:count].T for _, v in found])
+    found = []
+    for score in (knn.within_score, knn.cross_score):
+        sender, valid = knn.nearest(score, every, start, neighbours.salt(seed), k=k, width=width)
+        found.append((np.asarray(sender)[:count].T, np.asarray(valid)[:count].T))
+    return found
 
 
 def _check_records(index: Index, records: Sequence[Record], new_records: Sequence[Record]) -> None:

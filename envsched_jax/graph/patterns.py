@@ -22,16 +22,17 @@ def cluster(rows: np.ndarray, uid: np.ndarray, num_patterns: int, seed: int) -> 
       pattern i32[n], numbered by size, largest first, ties by the smallest uid.
     """
     # Tasks with equal topology are one weighted point: they stay together, and there are far fewer points.
-    points, member, weight = np.unique(rows.astype(np.float64), axis=0, return_inverse=True, return_counts=True)
+    points, member, weight = _distinct(rows)
     smallest = np.full(len(points), np.iinfo(np.uint32).max, np.uint32)
     np.minimum.at(smallest, member, uid)
     centres = _start(points, weight, smallest, min(num_patterns, len(points)), seed)
     label = _nearest(points, centres)
     for _ in range(_ROUNDS):
-        share = np.zeros((len(centres), len(points)))
-        share[label, np.arange(len(points))] = weight
-        mass = share.sum(axis=1, keepdims=True)
-        centres = np.where(mass > 0, share @ points / np.maximum(mass, 1.0), centres)
+        share = np.zeros((len(points), len(centres)))
+        share[np.arange(len(points)), label] = weight
+        mass = share.sum(axis=0)[:, None]
+        # In this order of factors: the other way round is 18 times slower where there are many points.
+        centres = np.where(mass > 0, (points.T @ share).T / np.maximum(mass, 1.0), centres)
         previous, label = label, _nearest(points, centres)
         if np.array_equal(previous, label):
             break
@@ -72,6 +73,19 @@ def join(rows: np.ndarray, pattern: np.ndarray, new: np.ndarray, num_patterns: i
             out[i] = np.argmin(exists)
             centres[out[i]], exists[out[i]] = row, True
     return out
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns different rows in order, f64[m, C], of each row the number of its equal, i64[n], and their counts i64[m].
+
+    That of ``np.unique(axis=0)``, which compares number by number and takes ten times as long: these bytes sort as the
+    numbers do, so a row is compared at once.
+    """
+    bits = (np.asarray(rows, np.float32) + np.float32(0.0)).view(np.uint32)  # no negative zero
+    keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(">u4")
+    whole = np.ascontiguousarray(keys).view(np.dtype((np.void, 4 * rows.shape[1])))[:, 0]
+    _, first, member, count = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
+    return rows[first].astype(np.float64), member, count
 
 
 def _start(points: np.ndarray, weight: np.ndarray, uid: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -6,6 +6,7 @@ later gets the same row as it would have had from the beginning.
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -33,7 +34,10 @@ def covariates(records: Sequence[Record]) -> np.ndarray:
     attributes read and written, the share of asking actions, repetition, whether the solution is known, whether the
     reward is partial, whether it comes step by step, and the verifier's kind.
     """
-    return np.array([_row(record) for record in records], np.float32).reshape(len(records), SIZE)
+    out = np.empty((len(records), SIZE), np.float32)
+    for row, record in zip(out, records, strict=True):
+        row[:] = _row(record)
+    return out
 
 
 def _row(record: Record) -> list[float]:
@@ -53,8 +57,8 @@ def _row(record: Record) -> list[float]:
     if verifier is not None:
         kinds[zlib.crc32(verifier.kind.encode()) % KIND_BUCKETS] = 1.0
     flags = [
-        np.log1p(len(record.state_reads or ())),
-        np.log1p(len(record.state_writes or ())),
+        _log1p(len(record.state_reads or ())),
+        _log1p(len(record.state_writes or ())),
         _share(path, "q", 0),
         _share(path, "s", 1),
         _share(path, "a", 1),
@@ -65,11 +69,17 @@ def _row(record: Record) -> list[float]:
     return [*counts, *products, *flags, *kinds]
 
 
+@lru_cache(maxsize=1 << 16)  # counts are small and come again and again
 def _scaled(name: str, value: int | None) -> float:
     if value is None:
         return 0.0
     centre, scale = _LOG[name]
     return float(np.clip((np.log1p(value) - centre) / scale, -4.0, 4.0))
+
+
+@lru_cache(maxsize=1 << 12)
+def _log1p(count: int) -> float:
+    return float(np.log1p(count))
 
 
 def _share(path: Sequence[str], letter: str, place: int) -> float:
