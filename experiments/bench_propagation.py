@@ -57,14 +57,18 @@ def take_turns(runners: Mapping[str, Runner], repeats: int, seconds: float) -> d
 
 def copy_bandwidth(size: int, repeats: int = 7) -> float:
     """Bytes read and written per nanosecond when an array of `size` bytes is scaled; the best of `repeats`."""
-    rounds = max(1, 2**28 // size)  # enough work in one call that starting it does not count
+    rounds = max(4, 2**28 // size)  # enough work in one call that starting it does not count
 
-    @jax.jit
     def scale(x: jax.Array, factor: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, rounds, lambda _, y: factor * y, x)
 
+    run = jax.jit(scale, donate_argnums=0)  # in place: fresh memory would be timed, page by page
     x, factor = jnp.ones(max(1, size // 4), jnp.float32), jnp.float32(1.0)
-    walls = [turn(lambda: scale(x, factor).block_until_ready())[0] for _ in range(repeats + 1)]
+    walls = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        x = run(x, factor).block_until_ready()
+        walls.append(time.perf_counter() - started)
     return 2.0 * size * rounds / min(walls[1:]) / 1e9  # the first call compiles
 
 

@@ -203,14 +203,17 @@ def _pyg(p: Problem) -> Runner:
     import torch
     from torch_geometric.nn import MessagePassing
 
-    class Propagate(MessagePassing):
+    class WeightedSum(MessagePassing):
+        def forward(self, x: Any, edge_index: Any, weight: Any) -> Any:
+            return self.propagate(edge_index, x=x, weight=weight)
+
         def message(self, x_j: Any, weight: Any) -> Any:
             return weight[:, None] * x_j
 
     senders, receivers, weight = p.edges()
-    layer, edge_index = Propagate(aggr="add"), torch.from_numpy(np.stack([senders, receivers]).astype(np.int64))
+    layer, edge_index = WeightedSum(aggr="add"), torch.from_numpy(np.stack([senders, receivers]).astype(np.int64))
     scaled = torch.from_numpy((1.0 - p.restart) * weight)
-    return _torch_rounds(p, lambda x, source: layer.propagate(edge_index, x=x, weight=scaled).add_(source))
+    return _torch_rounds(p, lambda x, source: layer(x, edge_index, scaled).add_(source))
 
 
 VARIANTS: dict[str, Callable[[Problem], Runner]] = {
