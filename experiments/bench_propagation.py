@@ -24,6 +24,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from ml_collections import ConfigDict
 
 from experiments import bench_variants, common, figures
@@ -223,6 +224,10 @@ def _panel(axes: Axes, rows: Sequence[Row], name: str) -> None:
         roof = {row["nodes"]: row["copy_gb_per_s"] for row in rows}
         axes.plot(list(roof), list(roof.values()), color=figures.INK, linestyle=":", label="copy of as many bytes")
     axes.set(xscale="log", yscale="log")
+    axes.set_xticks(sorted({row["nodes"] for row in rows}))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(figures.short))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
