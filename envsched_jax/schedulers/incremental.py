@@ -170,7 +170,8 @@ def distinct(node: jax.Array) -> tuple[jax.Array, jax.Array]:
     return node, jnp.concatenate([jnp.ones(1, bool), node[1:] != node[:-1]])
 
 
-def _believe(settings: Settings, graph: Graph, state: SchedulerState, node: jax.Array | slice) -> Belief:
+def predict(settings: Settings, graph: Graph, state: SchedulerState, node: jax.Array | slice = slice(None)) -> Belief:
+    """Returns what the recipe believes of the tasks ``node``, i32[C], f32[C] per field; of all by default."""
     return incremental.believe(
         graph,
         state.memory.belief,
@@ -184,15 +185,10 @@ def _believe(settings: Settings, graph: Graph, state: SchedulerState, node: jax.
     )
 
 
-def predict(settings: Settings, graph: Graph, state: SchedulerState) -> Belief:
-    """Returns what the recipe believes of every task, f32[N] per field; costs a round over the pool."""
-    return _believe(settings, graph, state, slice(None))
-
-
 def _worth(settings: Settings, graph: Graph, state: SchedulerState, node: jax.Array) -> tuple[jax.Array, Belief]:
     """Returns the value of some tasks, f32[C], and the belief behind it."""
     memory, nodes = state.memory, graph.nodes
-    belief = _believe(settings, graph, state, node)
+    belief = predict(settings, graph, state, node)
     own = type(state.history)(*(field[node] for field in state.history))
     counts = value.visit_counts(own, state.step, settings.group_size, settings.gamma)
     per_env, per_pattern = (memory.belief.scale * x for x in (memory.env_visits, memory.pattern_visits))
