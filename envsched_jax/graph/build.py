@@ -111,15 +111,17 @@ def build(
     node, env, uid = places(tasks, index)
     group, survey = groups(tasks), features.survey(tasks)
     edges = blank(k, size)
-    kept = []  # of the features, what all tasks need at once
-    for part in neighbours.parts(env):
+
+    def within(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Writes the within edges of some tasks and returns those of their features that all tasks need at once."""
         rows = features.extract(tasks[part], feature_dim, seed, survey)
         every = neighbours.points(rows, env[part], uid[part], group[part], k)
         positions, valid = neighbours.within(every, env[part], k, seed)
         similarity = neighbours.similarities_within(rows, group[part], positions)
         put(edges, 0, node[part], node[part][positions], valid, similarity)
-        kept.append((rows.execution, rows.reward, rows.node))
-    execution, reward, feature = (np.concatenate(columns) for columns in zip(*kept, strict=True))
+        return rows.execution, rows.reward, rows.node
+
+    execution, reward, feature = map(np.concatenate, zip(*map(within, neighbours.parts(env)), strict=True))
     pattern = patterns.cluster(execution, uid, num_patterns, seed)
     positions, valid = neighbours.cross(execution, reward, env, uid, k, seed, approximate)
     put(edges, k, node, node[positions], valid, neighbours.similarities_cross(execution, reward, positions))
