@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from envsched_jax import schedulers, testing
+from envsched_jax.schedulers import incremental
 from envsched_jax.train import build
 from envsched_jax.types import (
     CROSS_KINDS,
@@ -139,6 +140,8 @@ def measure(
     name, settings = recipe(mode, nodes, {"batch_size": batch_size, "group_size": group_size}, candidates)
     scheduler = schedulers.make(name, **settings)
     state, init_ms = timed(jax.jit(scheduler.init), graph)
+    if mode == "incremental":
+        graph = incremental.lean(graph)
     select, observe = jax.jit(scheduler.select), jax.jit(scheduler.observe, donate_argnums=1)
     outcome_of_batch = jax.jit(partial(play, rate=rate, group_size=group_size))
     believe = _believe(name, settings, scored(mode, nodes, candidates), scheduler, graph)
@@ -190,7 +193,7 @@ def _believe(
         among = {k: v for k, v in settings.items() if k not in ("candidates", "refresh")}
         resolved = schedulers.Settings(**among, belief="diffusion")
         node = jnp.sort(jax.random.randint(jax.random.key(1), (count,), 0, nodes, jnp.int32))
-        return jax.jit(lambda graph, state: schedulers.incremental.predict(resolved, graph, state, node))
+        return jax.jit(lambda graph, state: incremental.predict(resolved, graph, state, node))
     believe = schedulers.belief_fn(name, **settings)
     assert believe is not None  # these recipes all believe something
     return jax.jit(believe)

@@ -30,7 +30,7 @@ def test_modes_are_known():
 def test_the_program_measures_and_draws(tmp_path):
     bench_cycle.main(config_file.get_config("smoke"), tmp_path)
     summary = common.read_summary(tmp_path)
-    assert [row["mode"] for row in summary["rows"]] == ["incremental", "full", "diffusion", "gaussian_field"]
+    assert [row["mode"] for row in summary["rows"]] == ["diffusion", "full", "gaussian_field", "incremental"]
     for row in summary["rows"]:
         for name in ("belief_ms", "observe_ms", "rollout_tokens_per_s", "update_ms"):
             assert row[name] > 0.0

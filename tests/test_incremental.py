@@ -127,6 +127,17 @@ def test_the_numbering_of_the_nodes_does_not_matter(graph):
         np.testing.assert_allclose(first.p_informative, second.p_informative, rtol=1e-4)
 
 
+def test_edges_are_read_at_the_start_only(graph):
+    scheduler = schedulers.envsched_incremental(**SIZES, candidates=32, refresh=2)
+    state, lean = scheduler.init(graph), recipe.lean(graph)
+    assert lean.senders.size == lean.edges.similarity.size == 0
+    batch = scheduler.select(jax.random.key(0), graph, state)
+    jax.tree.map(np.testing.assert_array_equal, batch, scheduler.select(jax.random.key(0), lean, state))
+    outcome = testing.simulate(jax.random.key(1), graph, batch, 4)
+    one, two = (scheduler.observe(g, state, outcome) for g in (graph, lean))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
 def test_equal_to_full_propagation_after_ten_thousand_steps(graph):
     """The sums are worked out anew only when the scale runs out of range, and stay within 1e-4 all the same."""
     scheduler = schedulers.envsched_incremental(**SIZES, candidates=32, refresh=10**9)

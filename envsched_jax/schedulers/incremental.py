@@ -12,7 +12,7 @@ of diffusion over all.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from envsched_jax.belief.environment import Moments
 from envsched_jax.schedulers import common
 from envsched_jax.schedulers.envsched import EXPLOIT, EXPLORE, TIE, Settings, allocate
 from envsched_jax.select import quota, sample, value
-from envsched_jax.types import Batch, Belief, Graph, Key, Outcome, Scheduler, SchedulerState
+from envsched_jax.types import Batch, Belief, Edges, Graph, Key, Outcome, Scheduler, SchedulerState
 
 SWEEP = 0x51EE9  # root of the draws of tasks that challenge the shortlist: of the step only, since observing has no key
 STRIDE = 7919  # a prime: the first shortlist is spread over the pool
@@ -140,6 +140,17 @@ def rebuild(graph: Graph, state: SchedulerState, old: Memory, fresh: Memory) -> 
         pattern_visits=visits(old.pattern_visits, fresh.pattern_visits),
     )
     return state._replace(memory=memory)
+
+
+def lean(graph: Graph) -> Graph:
+    """Returns the graph without its edges: 280 bytes per task instead of 1,460 (K = 16, 64 features).
+
+    Only ``init`` and ``grow`` read edges. ``select`` and ``observe`` of this recipe do with the rest, and the memory of
+    the recipe holds the routes, 390 bytes per task.
+    """
+    nothing = jnp.zeros(0, jnp.int32)
+    edges = Edges(graph.edges.similarity[:0], graph.edges.mask[:0])
+    return cast(Graph, cast(Any, graph)._replace(edges=edges, senders=nothing, receivers=nothing))
 
 
 # ---------------------------------------------------------------------------------------------- choosing
