@@ -166,12 +166,7 @@ def believe(
     ways = state.routes
     own = History(*(field[node] for field in record))
     signal = jnp.stack([getattr(own, name) for name in SUMS], axis=1)
-    sender, weight = ways.sender[node], ways.weight[node]
-
-    def pull(slot: jax.Array, total: jax.Array) -> jax.Array:
-        return total + weight[:, slot][:, None] * state.ahead[sender[:, slot]]
-
-    pulled = state.scale * jax.lax.fori_loop(0, weight.shape[1], pull, jnp.zeros_like(signal))
+    pulled = state.scale * diffusion.propagate(ways.sender[node].T, ways.weight[node].T, state.ahead)
     others = (1.0 - ways.restart) * pulled + (ways.restart - ways.share[node])[:, None] * signal
     lent = diffusion.said(others, environment.counts(own), ways.per_count[node])
     sums = (state.scale * state.env).T

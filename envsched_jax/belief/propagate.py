@@ -28,10 +28,11 @@ def rows(x: jax.Array, index: jax.Array) -> jax.Array:
 def propagate(table: jax.Array, weight: jax.Array, x: jax.Array) -> jax.Array:
     """Returns ``A x``, f32[N, F]: for each node the weighted sum over its neighbours. Gathers only, no scatter.
 
-    Every entry of ``table`` must lie in ``0..N-1``; the graph's builder has checked that. Sums are taken in the
-    precision of ``weight``, whatever ``x`` is stored in.
+    Columns of some nodes, ``[K, C]`` of table and weight, give the sums of these, f32[C, F]. Every entry of ``table``
+    must lie in ``0..N-1``; the graph's builder has checked that. Sums are taken in the precision of ``weight``,
+    whatever ``x`` is stored in.
     """
-    total = jnp.zeros(x.shape, weight.dtype)
+    total = jnp.zeros((table.shape[1], x.shape[1]), weight.dtype)
     for start in range(0, table.shape[0], CHUNK):
         slots = range(start, min(start + CHUNK, table.shape[0]))
         total = total + sum(weight[k][:, None] * rows(x, table[k]).astype(weight.dtype) for k in slots)

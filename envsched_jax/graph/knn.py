@@ -151,8 +151,10 @@ def pair_hash(receiver: jax.Array, sender: jax.Array, salt: jax.Array) -> jax.Ar
 
 def column(size: int, *parts: np.ndarray) -> jax.Array:
     """Returns arrays of n rows side by side, with the rows last and padded by zeros to ``size``."""
-    joined = np.concatenate(parts, axis=-1).T
-    return jnp.asarray(np.pad(joined, [(0, 0)] * (joined.ndim - 1) + [(0, size - joined.shape[-1])]))
+    shape = (size,) if parts[0].ndim == 1 else (sum(part.shape[1] for part in parts), size)
+    out = np.zeros(shape, parts[0].dtype)
+    np.concatenate([part.T for part in parts], out=out[..., : len(parts[0])])  # the only copy
+    return jnp.asarray(out)
 
 
 def topology(size: int, shape: np.ndarray, env: np.ndarray, uid: np.ndarray) -> Points:
