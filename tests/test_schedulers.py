@@ -30,7 +30,7 @@ VARIANTS = {
     "vip_gp": {},
     "potts_graph": {"states": 4, "neighbours": 6},
     "gps_lite": {"updates": 3},
-    "envsched_incremental": {"candidates": 20, "refresh": 2},
+    "envsched_incremental": {"candidates": 64, "refresh": 2},
 }
 
 
@@ -71,7 +71,8 @@ def test_laws_also_op_by_op(graph, name):
     # Solving for the field op by op takes minutes; it is held to the other laws above.
     belief = {"belief": "diffusion"} if name == "envsched" else {}
     scheduler = schedulers.make(name, **SIZES | VARIANTS[name] | belief)
-    testing.check_scheduler(scheduler, graph, jax.random.key(2))
+    allowed = {"ages": True, "numbers": True} if name == "envsched_incremental" else {}
+    testing.check_scheduler(scheduler, graph, jax.random.key(2), **allowed)
 
 
 def broken(name, graph):
