@@ -147,10 +147,17 @@ def test_native_has_the_derivatives_of_gathers(graph):
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("node", [-1, N])
-def test_native_refuses_nodes_that_do_not_exist(graph, node):
+@pytest.mark.parametrize("size", [4, 1200])  # of a product before it: the error comes at the call, or while one waits
+def test_native_refuses_nodes_that_do_not_exist(graph, node, size):
     table, weight, signal = graph
-    with pytest.raises(ValueError, match="names a node that does not exist"):
-        jax.block_until_ready(diffuse_native(table.at[3, 5].set(node), weight, signal, restart=RESTART, rounds=1))
+
+    @jax.jit
+    def after_a_product(table, matrix):
+        nothing = 0.0 * (matrix @ matrix @ matrix)[0, 0]
+        return diffuse_native(table, weight, signal + nothing, restart=RESTART, rounds=1)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="names a node that does not exist"):
+        jax.block_until_ready(after_a_product(table.at[3, 5].set(node), jnp.ones((size, size), jnp.float32)))
 
 
 @pytest.mark.usefixtures("kernel")

@@ -118,7 +118,8 @@ def diffuse_native(
 
     Raises:
       native.NativeError: the kernel cannot be built or loaded; the message says why.
-      ValueError: when the result is waited for, if the table names a node that does not exist.
+      jax.errors.JaxRuntimeError: at the call or when the result is waited for, if the table names a node that does not
+        exist.
     """
     native.load()
     return _native(table, weight, signal, jnp.asarray(restart, jnp.float32), rounds)

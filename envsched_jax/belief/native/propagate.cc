@@ -124,7 +124,7 @@ ffi::Error Diffuse(ffi::ThreadPool pool, Ints table, Floats weight, Floats signa
     });
     x = to;
   }
-  return valid ? ffi::Error::Success() : ffi::Error::InvalidArgument("the table names a node that does not exist");
+  return valid ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kOutOfRange, "the table names a node that does not exist");
 }
 
 }  // namespace
