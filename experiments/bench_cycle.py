@@ -29,6 +29,7 @@ from ml_collections import ConfigDict
 from envsched_jax import schedulers, testing
 from envsched_jax.schedulers import incremental
 from envsched_jax.train import build
+from envsched_jax.train.cycle import Stream
 from envsched_jax.types import (
     CROSS_KINDS,
     EDGE_KINDS,
@@ -39,8 +40,6 @@ from envsched_jax.types import (
     Graph,
     Nodes,
     Outcome,
-    Scheduler,
-    SchedulerState,
     outcome_of,
 )
 from experiments import common, figures, loop
@@ -144,7 +143,7 @@ def measure(
         graph = incremental.lean(graph)
     select, observe = jax.jit(scheduler.select), jax.jit(scheduler.observe, donate_argnums=1)
     outcome_of_batch = jax.jit(partial(play, rate=rate, group_size=group_size))
-    believe = _believe(name, settings, scored(mode, nodes, candidates), scheduler, graph)
+    believe = _believe(name, settings, scored(mode, nodes, candidates), nodes)
     times: dict[str, list[float]] = {"belief": [], "select": [], "observe": [], "refresh": []}
     informative, spent = [], 0.0
     for step in range(2 * steps):
@@ -184,16 +183,11 @@ def measure(
     }
 
 
-def _believe(
-    name: str, settings: Mapping[str, Any], count: int, scheduler: Scheduler, graph: Graph
-) -> Callable[[Graph, SchedulerState], Any]:
+def _believe(name: str, settings: Mapping[str, Any], count: int, nodes: int) -> Callable[..., Any]:
     """Returns the compiled belief about as many tasks as a step scores."""
-    nodes = graph.nodes.mask.shape[0]
     if name == "envsched_incremental" and count < nodes:
-        among = {k: v for k, v in settings.items() if k not in ("candidates", "refresh")}
-        resolved = schedulers.Settings(**among, belief="diffusion")
         node = jnp.sort(jax.random.randint(jax.random.key(1), (count,), 0, nodes, jnp.int32))
-        return jax.jit(lambda graph, state: incremental.predict(resolved, graph, state, node))
+        return jax.jit(lambda graph, state: incremental.believe(graph, state, node, **settings))
     believe = schedulers.belief_fn(name, **settings)
     assert believe is not None  # these recipes all believe something
     return jax.jit(believe)
@@ -228,8 +222,8 @@ def cycle(config: ConfigDict, seeds: int, steps: int) -> dict[str, float]:
             started = time.perf_counter()
         now = state._replace(scheduler=scheduler, params=params, opt_state=opt_state)
         key = jax.random.fold_in(root, step)
-        batch = pieces["select"](jax.random.fold_in(key, 0), now)
-        trajectory = pieces["rollout"](jax.random.fold_in(key, 1), now, batch)
+        batch = pieces["select"](jax.random.fold_in(key, Stream.SELECT), now)
+        trajectory = pieces["rollout"](jax.random.fold_in(key, Stream.ROLLOUT), now, batch)
         params, opt_state, _ = pieces["update"](now, trajectory)
         scheduler = jax.block_until_ready(pieces["observe"](now, batch, trajectory))
     jax.block_until_ready(params)
@@ -294,9 +288,7 @@ def draw(workdir: Path, rows: list[Row]) -> None:
             axes.plot([row["nodes"] for row in mine], step, marker="o", color=palette[mode], label=mode)
         axes.set(xscale="log", yscale="log", xlabel="tasks", ylabel="ms per step")
         axes.legend()
-        path = workdir / "figures" / "step.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, facecolor="white")
+        figures.save(figure, workdir / "figures" / "step.png")
 
 
 def main(config: ConfigDict, workdir: Path) -> None:

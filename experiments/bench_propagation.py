@@ -202,9 +202,7 @@ def draw(workdir: Path, rows: Sequence[Row]) -> None:
                 axes.set(title="numbered at random" if order == "random" else f"numbered by {order}", xlabel="nodes")
             panels[0].set_ylabel(label)
             figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
-            path = workdir / "figures" / f"{name}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=160, facecolor="white")
+            figures.save(figure, workdir / "figures" / f"{name}.png")
 
 
 def _panel(axes: Axes, rows: Sequence[Row], name: str) -> None:

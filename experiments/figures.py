@@ -76,7 +76,8 @@ def short(value: float, _position: int = 0) -> str:
     return f"{value:.3g}"
 
 
-def _save(figure: Figure, path: str | Path) -> Path:
+def save(figure: Figure, path: str | Path) -> Path:
+    """Writes a figure as PNG and, beside it, as SVG; returns the path of the PNG."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160, facecolor="white")
@@ -149,7 +150,7 @@ def learning_curves(arms: Arms, path: str | Path, x: str = "steps", uniform_best
         axes.set(xlabel="rollouts, discarded ones included" if x == "rollouts" else x, ylabel="held-out score")
         axes.xaxis.set_major_formatter(FuncFormatter(short))
         _legend(figure, axes)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def series(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], path: str | Path, ylabel: str) -> Path:
@@ -164,7 +165,7 @@ def series(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str], path: st
         axes.xaxis.set_major_formatter(FuncFormatter(short))
         if len(names) > 1:
             _legend(figure, axes)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def informative_share(arms: Arms, path: str | Path) -> Path:
@@ -182,7 +183,7 @@ def informative_share(arms: Arms, path: str | Path) -> Path:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(FuncFormatter(short))
         _legend(figure, axes)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _percent(value: float, _position: int = 0) -> str:
@@ -220,7 +221,7 @@ def rollouts_to_best(arms: Arms, path: str | Path) -> Path:
         figure, axes = _axes(height=float(np.clip(0.6 + 0.27 * len(found), 2.2, 5.0)))
         _bars(axes, dict(sorted(found.items(), key=lambda item: item[1][0])), colours(list(arms)))
         axes.set_xlabel("rollouts (seeds that reached it)")
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def schedule(counts: Mapping[str, np.ndarray], path: str | Path, env_ids: Sequence[str] = ()) -> Path:
@@ -251,7 +252,7 @@ def schedule(counts: Mapping[str, np.ndarray], path: str | Path, env_ids: Sequen
         panels[0].set_ylabel("" if named else f"{len(order)} environments")
         bar = figure.colorbar(image, ax=panels, format=FuncFormatter(_percent), shrink=0.8, pad=0.01)
         bar.outline.set_visible(False)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def calibration(pairs: Mapping[str, np.ndarray], path: str | Path, bins: int = 8) -> Path:
@@ -277,7 +278,7 @@ def calibration(pairs: Mapping[str, np.ndarray], path: str | Path, bins: int = 8
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(_percent))
         _legend(figure, axes)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def replay_bars(datasets: Mapping[str, Mapping[str, Any]], path: str | Path) -> Path:
@@ -299,7 +300,7 @@ def replay_bars(datasets: Mapping[str, Mapping[str, Any]], path: str | Path) -> 
             axes.set(title=title, xlabel="live groups per 1,000 rollouts")
         for axes in panels[len(datasets) :]:
             axes.set_visible(False)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _columns(count: int, height: float) -> tuple[Figure, list[Axes]]:
@@ -333,7 +334,7 @@ def reliability(datasets: Mapping[str, Mapping[str, Any]], quantity: str, path: 
             axes.set(title=title, xlim=(0, 1), ylim=(0, 1), xlabel="predicted")
         panels[0].set_ylabel("realised")
         legend(figure, panels)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def degenerate(datasets: Mapping[str, Mapping[str, Any]], path: str | Path, window: int, close: float) -> Path:
@@ -351,7 +352,7 @@ def degenerate(datasets: Mapping[str, Mapping[str, Any]], path: str | Path, wind
             axes.set(title=title, xlabel="steps")
         panels[0].set_ylabel("predicted - realised")
         legend(figure, panels)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def legend(figure: Figure, panels: Sequence[Axes]) -> None:

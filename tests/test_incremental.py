@@ -245,6 +245,7 @@ def test_a_changed_graph_is_taken_up_by_grow():
         ({"rounds": 0}, "rounds must be 1 or 2 here, got 0"),
         ({"candidates": 31}, "candidates must be at least 8 and 4 times the batch, got 31"),
         ({"refresh": 0}, "refresh must be at least 1"),
+        ({"gamma": 0.0}, "gamma must be above 0 here"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

@@ -34,7 +34,7 @@ def edge_weights(graph: Graph, kind_weights: jax.Array, mix: float | jax.Array) 
     raw = jnp.where(graph.edges.mask, jnp.maximum(raw, 0.0), 0.0).reshape(2, -1, graph.nodes.mask.shape[0])
     total = raw.sum(axis=1)
     share = jnp.stack([jnp.where(total[0] > 0.0, mix, 0.0), jnp.where(total[1] > 0.0, 1.0 - mix, 0.0)])
-    scale = share / (_nonzero(total) * _nonzero(share.sum(axis=0))[None, :])
+    scale = share / (nonzero(total) * nonzero(share.sum(axis=0))[None, :])
     return (raw * scale[:, None, :]).reshape(-1, raw.shape[2])  # [2, K, N] -> [2K, N]
 
 
@@ -113,7 +113,7 @@ def borrow(
     share = self_share(table, weight, restart=restart, rounds=rounds)
     others = diffuse(table, weight, signal, restart=restart, rounds=rounds) - share[:, None] * signal
     reach = jnp.maximum(others[:, 6], 0.0)  # the weights of the others sum to this
-    per_count = reach / _nonzero(concentration(table, weight, restart=restart, rounds=rounds))
+    per_count = reach / nonzero(concentration(table, weight, restart=restart, rounds=rounds))
     return said(others, own_count, per_count)
 
 
@@ -209,5 +209,6 @@ def weigh(
     return environment.to_belief(posterior, history.n + used.mean, group_size, informative)
 
 
-def _nonzero(x: jax.Array) -> jax.Array:
+def nonzero(x: jax.Array) -> jax.Array:
+    """Returns ``x``, and 1 where it is not above 0: what a sum of weights is divided by."""
     return jnp.where(x > 0.0, x, 1.0)

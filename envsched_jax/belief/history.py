@@ -52,6 +52,22 @@ def present(outcome: Outcome) -> jax.Array:
     return (outcome.status != Status.ABSENT).any(axis=1)
 
 
+def additions(outcome: Outcome, gamma: float | jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the tasks of a batch, i32[B], and what each row adds to the float fields of ``History``, f32[B] each.
+
+    A row that is ``age`` policy versions old is worth ``gamma ** age``; padding adds nothing, to task 0.
+    """
+    real = present(outcome)
+    weight = jnp.where(real, gamma ** jnp.maximum(outcome.age, 0).astype(jnp.float32), 0.0)
+    node = jnp.where(real, outcome.node, 0)  # statistics of padding rows are zero, so any row will do
+    return node, {name: weight * value for name, value in group_statistics(outcome).items()}
+
+
+def rows(history: History, node: jax.Array | slice) -> History:
+    """Returns the records of some tasks: f32[C] per field for ``node`` i32[C]."""
+    return History(*(field[node] for field in history))
+
+
 def update(history: History, outcome: Outcome, step: jax.Array, gamma: float | jax.Array) -> History:
     """Returns the history one step later: everything known is discounted by ``gamma``, the outcome is added.
 
@@ -60,12 +76,8 @@ def update(history: History, outcome: Outcome, step: jax.Array, gamma: float | j
     and counts failed rollouts too, so that a task whose environment is broken does not stay new for ever.
     """
     real = present(outcome)
-    node = jnp.where(real, outcome.node, 0)  # statistics of padding rows are zero, so any row will do
-    weight = jnp.where(real, gamma ** jnp.maximum(outcome.age, 0).astype(jnp.float32), 0.0)
-    added = {
-        name: (gamma * getattr(history, name)).at[node].add(weight * value)
-        for name, value in group_statistics(outcome).items()
-    }
+    node, more = additions(outcome, gamma)
+    added = {name: (gamma * getattr(history, name)).at[node].add(value) for name, value in more.items()}
     return History(
         **added,
         visits=history.visits.at[node].add(real.astype(jnp.int32)),

@@ -70,7 +70,7 @@ def routes(
         outgoing=jnp.argsort(sender).astype(jnp.int32),
         first=jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(degree, dtype=jnp.int32)]),
         share=share,
-        per_count=jnp.where(spread > 0.0, jnp.maximum(reach, 0.0) / jnp.where(spread > 0.0, spread, 1.0), 0.0),
+        per_count=jnp.maximum(reach, 0.0) / diffusion.nonzero(spread),
         restart=jnp.asarray(restart, jnp.float32),
         rounds=jnp.asarray(rounds, jnp.int32),
     )
@@ -99,23 +99,15 @@ def update(
       gamma: discount per step.
       block: edges pushed at a time, any number; 2KB by default, about as many as a batch has.
     """
-    node, added = changes(outcome, gamma)
+    node, more = history.additions(outcome, gamma)
     scale = gamma * state.scale
-    added = added / scale
+    added = jnp.stack([more[name] for name in SUMS], axis=1) / scale
     ways = state.routes
     kept = jnp.where(ways.rounds == 2, ways.restart, 1.0)
     size = block or ways.weight.shape[1] * node.shape[0]
     ahead = _push(ways, state.ahead.at[node].add(kept * added), node, (1.0 - kept) * added, size)
     env = state.env.at[graph.nodes.env[node]].add(added)
     return state._replace(scale=jnp.asarray(scale, jnp.float32), ahead=ahead, env=env)
-
-
-def changes(outcome: Outcome, gamma: float | jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the tasks of a batch, i32[B], and what it adds to their ``SUMS``, f32[B, 6]; padding adds nothing."""
-    real = history.present(outcome)
-    late = jnp.where(real, gamma ** jnp.maximum(outcome.age, 0).astype(jnp.float32), 0.0)
-    rows = history.group_statistics(outcome)
-    return jnp.where(real, outcome.node, 0), late[:, None] * jnp.stack([rows[name] for name in SUMS], axis=1)
 
 
 def _push(ways: Routes, ahead: jax.Array, node: jax.Array, added: jax.Array, size: int) -> jax.Array:
@@ -164,7 +156,7 @@ def believe(
 ) -> Belief:
     """Returns what ``diffusion.believe`` says of the tasks ``node``, i32[C] or a slice, f32[C] per field."""
     ways = state.routes
-    own = History(*(field[node] for field in record))
+    own = history.rows(record, node)
     signal = jnp.stack([getattr(own, name) for name in SUMS], axis=1)
     pulled = state.scale * diffusion.propagate(ways.sender[node].T, ways.weight[node].T, state.ahead)
     others = (1.0 - ways.restart) * pulled + (ways.restart - ways.share[node])[:, None] * signal

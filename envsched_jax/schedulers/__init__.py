@@ -74,16 +74,11 @@ def _predict(graph: Graph, state: SchedulerState, **settings: Any) -> Belief:
     return predict(Settings(**settings), graph, state)
 
 
-def _predict_incremental(graph: Graph, state: SchedulerState, **settings: Any) -> Belief:
-    own = {k: v for k, v in settings.items() if k not in ("candidates", "refresh")}
-    return incremental.predict(Settings(**{"belief": "diffusion"} | own), graph, state)
-
-
 # What the recipes that predict anything believe of every task: (graph, state, **settings of the recipe) to Belief.
 BELIEFS: dict[str, Callable[..., Belief]] = {
     "env_mean": functools.partial(_predict, belief="env_mean"),
     "envsched": _predict,
-    "envsched_incremental": _predict_incremental,
+    "envsched_incremental": incremental.believe,
     "gps_lite": predictors.believe_gps,
     "mapp": posterior.believe,
     "mopps": posterior.believe,

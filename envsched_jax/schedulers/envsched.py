@@ -146,24 +146,34 @@ def predict(settings: Settings, graph: Graph, state: SchedulerState) -> Belief:
     """Returns what the recipe believes of every task, f32[N] per field."""
     if settings.belief == "gaussian_field":
         return field.believe(graph, state.memory, settings.group_size, _trials(graph, state))
-    shared: dict[str, Any] = {
-        "c": settings.c,
-        "prior": Moments(*(jnp.float32(x) for x in settings.prior)),
-        "group_size": settings.group_size,
-        "informative": settings.informative,
-    }
+    shared = blending(settings)
     if settings.belief != "diffusion":
         return environment.believe(graph, state.history, own=settings.belief == "no_graph", **shared)
     return diffusion.believe(
         graph,
         state.history,
-        nu=settings.group_size if settings.nu is None else settings.nu,
+        nu=most_lent(settings),
         kind_weights=jnp.asarray(settings.kind_weights, jnp.float32),
         restart=settings.restart,
         mix=settings.mix,
         rounds=settings.rounds,
         **shared,
     )
+
+
+def blending(settings: Settings) -> dict[str, Any]:
+    """Returns the arguments that all beliefs by averages take."""
+    return {
+        "c": settings.c,
+        "prior": Moments(*(jnp.float32(x) for x in settings.prior)),
+        "group_size": settings.group_size,
+        "informative": settings.informative,
+    }
+
+
+def most_lent(settings: Settings) -> float:
+    """Returns the most rollouts that the neighbours count for."""
+    return settings.group_size if settings.nu is None else settings.nu
 
 
 def _trials(graph: Graph, state: SchedulerState) -> jax.Array:
@@ -200,7 +210,7 @@ def costs(settings: Settings, graph: Graph, state: SchedulerState) -> jax.Array:
     predicted = cost.predict(
         graph,
         state.history,
-        nu=settings.group_size if settings.nu is None else settings.nu,
+        nu=most_lent(settings),
         c=settings.c,
         kind_weights=jnp.asarray(settings.kind_weights, jnp.float32),
         restart=settings.restart,

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from envsched_jax.belief import incremental
-from envsched_jax.belief.environment import Moments
+from envsched_jax.belief import history, incremental
 from envsched_jax.schedulers import common
-from envsched_jax.schedulers.envsched import EXPLOIT, EXPLORE, TIE, Settings, allocate
+from envsched_jax.schedulers.envsched import EXPLOIT, EXPLORE, TIE, Settings, allocate, blending, most_lent
 from envsched_jax.select import quota, sample, value
 from envsched_jax.types import Batch, Belief, Edges, Graph, Key, Outcome, Scheduler, SchedulerState
 
@@ -36,7 +35,7 @@ class Roster(NamedTuple):
     start: jax.Array  # i32[E], where each environment's begin
     tasks: jax.Array  # i32[E], eligible ones
     known: jax.Array  # i32[E], environments with eligible tasks, first
-    cell: jax.Array  # f32[E * P], eligible tasks of each environment and pattern
+    cell: jax.Array  # f32[E, P], eligible tasks of each environment and pattern
 
 
 class Memory(NamedTuple):
@@ -74,6 +73,8 @@ def envsched_incremental(*, candidates: int = 8192, refresh: int = 256, **settin
         raise ValueError(f"rounds must be 1 or 2 here, got {resolved.rounds}")
     if candidates < max(8, 4 * resolved.batch_size):
         raise ValueError(f"candidates must be at least 8 and 4 times the batch, got {candidates}")
+    if resolved.gamma == 0.0:
+        raise ValueError("gamma must be above 0 here: sums are kept divided by its powers")
     if refresh < 1:
         raise ValueError(f"refresh must be at least 1, got {refresh}")
 
@@ -106,18 +107,14 @@ def _memory(settings: Settings, graph: Graph, candidates: int) -> Memory:
 def roster(graph: Graph) -> Roster:
     """Returns who there is. Costs a sort of all nodes; once per graph."""
     nodes, num_envs = graph.nodes, graph.globals.env_mask.shape[0]
-    num_patterns = graph.globals.pattern_mask.shape[0]
     tasks = quota.count_tasks(graph)
     env = jnp.where(nodes.mask, nodes.env, num_envs)
-    cell = jax.ops.segment_sum(
-        nodes.mask.astype(jnp.float32), nodes.env * num_patterns + nodes.pattern, num_envs * num_patterns
-    )
     return Roster(
         member=jnp.lexsort((nodes.uid, env)).astype(jnp.int32),
         start=(jnp.cumsum(tasks) - tasks).astype(jnp.int32),
         tasks=tasks,
         known=jnp.argsort(tasks == 0).astype(jnp.int32),
-        cell=cell,
+        cell=sample.count_cells(graph),
     )
 
 
@@ -188,20 +185,29 @@ def predict(settings: Settings, graph: Graph, state: SchedulerState, node: jax.A
         state.memory.belief,
         state.history,
         node,
-        nu=settings.group_size if settings.nu is None else settings.nu,
-        c=settings.c,
-        prior=Moments(*(jnp.float32(x) for x in settings.prior)),
-        group_size=settings.group_size,
-        informative=settings.informative,
+        nu=most_lent(settings),
+        **blending(settings),
     )
+
+
+def believe(
+    graph: Graph,
+    state: SchedulerState,
+    node: jax.Array | slice = slice(None),
+    *,
+    candidates: int = 0,
+    refresh: int = 0,
+    **settings: Any,
+) -> Belief:
+    """``predict`` by the settings of ``envsched_incremental``; what is believed does not depend on the first two."""
+    return predict(Settings(**{"belief": "diffusion"} | settings), graph, state, node)
 
 
 def _worth(settings: Settings, graph: Graph, state: SchedulerState, node: jax.Array) -> tuple[jax.Array, Belief]:
     """Returns the value of some tasks, f32[C], and the belief behind it."""
     memory, nodes = state.memory, graph.nodes
     belief = predict(settings, graph, state, node)
-    own = type(state.history)(*(field[node] for field in state.history))
-    counts = value.visit_counts(own, state.step, settings.group_size, settings.gamma)
+    counts = value.visit_counts(history.rows(state.history, node), state.step, settings.group_size, settings.gamma)
     per_env, per_pattern = (memory.belief.scale * x for x in (memory.env_visits, memory.pattern_visits))
     unknown = value.bonus(per_env[nodes.env[node]], per_pattern[nodes.pattern[node]], counts, settings.coverage)
     return value.with_bonus(belief, unknown, target=settings.value), belief
@@ -212,26 +218,22 @@ def pick(settings: Settings, candidates: int, key: Key, graph: Graph, state: Sch
     memory, nodes = state.memory, graph.nodes
     num_nodes = nodes.mask.shape[0]
     whole = num_nodes <= candidates
-    everyone = jnp.arange(num_nodes, dtype=jnp.int32)
-    spread = everyone if whole else draw_spread(jax.random.fold_in(key, SPREAD), memory.roster, candidates // 4)
-    spread, first = distinct(spread)
+    if whole:
+        spread = others = jnp.arange(num_nodes, dtype=jnp.int32)
+        first = fresh = jnp.ones(num_nodes, bool)
+        log_weight = sample.stratified_log_weight(graph)
+    else:
+        spread, first = distinct(draw_spread(jax.random.fold_in(key, SPREAD), memory.roster, candidates // 4))
+        members = draw_members(jax.random.fold_in(key, FRESH), memory.roster, candidates // 4)
+        others, fresh = distinct(jnp.concatenate([memory.shortlist, members, spread]))
+        # Environments are even already by how the candidates were drawn.
+        log_weight = -jnp.log(jnp.maximum(memory.roster.cell[nodes.env[spread], nodes.pattern[spread]], 1.0))
     slots = allocate(settings, graph, state, memory.roster.tasks)
     explorers = math.ceil(settings.explore_share * settings.batch_size - 1e-6)
-    # Environments are even already by how the candidates were drawn, or by `even` where all tasks are.
-    cell = nodes.env[spread] * graph.globals.pattern_mask.shape[0] + nodes.pattern[spread]
-    weight = jnp.maximum(memory.roster.cell[cell], 1.0)
-    if whole:
-        patterns = (memory.roster.cell.reshape(memory.roster.tasks.shape[0], -1) > 0.0).sum(axis=1).astype(jnp.float32)
-        weight = weight * jnp.maximum(patterns[nodes.env[spread]], 1.0)
-    score = sample.gumbel(jax.random.fold_in(key, EXPLORE), nodes.uid[spread]) - jnp.log(weight)
+    score = log_weight + sample.gumbel(jax.random.fold_in(key, EXPLORE), nodes.uid[spread])
     place, mask = sample.draw(score, first & nodes.mask[spread], nodes.env[spread], slots, explorers, even=True)
     node = jnp.where(mask, spread[place], 0)
 
-    if whole:
-        others, fresh = everyone, jnp.ones(num_nodes, bool)
-    else:
-        members = draw_members(jax.random.fold_in(key, FRESH), memory.roster, candidates // 4)
-        others, fresh = distinct(jnp.concatenate([memory.shortlist, members, spread]))
     worth, _ = _worth(settings, graph, state, others)
     taken = ((others[:, None] == node[None, :]) & mask[None, :]).any(axis=1)
     slots = slots.at[nodes.env[node]].add(-mask.astype(jnp.int32))
@@ -270,12 +272,11 @@ def _observe(
     )
     memory: Memory = state.memory
     belief = incremental.update(graph, memory.belief, outcome, settings.gamma)
-    node, _ = incremental.changes(outcome, settings.gamma)
+    node, _ = history.additions(outcome, settings.gamma)
     earlier = jnp.tril(node[:, None] == node[None, :], k=-1).any(axis=1)  # a task's change is counted once
 
     def counts(of: SchedulerState) -> jax.Array:
-        own = type(of.history)(*(field[node] for field in of.history))
-        return value.visit_counts(own, of.step, settings.group_size, settings.gamma)
+        return value.visit_counts(history.rows(of.history, node), of.step, settings.group_size, settings.gamma)
 
     more = jnp.where(earlier, 0.0, counts(following) - settings.gamma * counts(state)) / belief.scale
     memory = memory._replace(

@@ -26,17 +26,23 @@ def keys(key: Key, uid: jax.Array, value: jax.Array, power: float | jax.Array) -
     return power * jnp.log(jnp.maximum(value, SMALLEST)) + gumbel(key, uid)
 
 
+def count_cells(graph: Graph) -> jax.Array:
+    """Returns the eligible tasks of every environment and pattern, f32[E, P]."""
+    nodes, num_envs = graph.nodes, graph.globals.env_mask.shape[0]
+    num_patterns = graph.globals.pattern_mask.shape[0]
+    cell = nodes.env * num_patterns + nodes.pattern
+    tasks = jax.ops.segment_sum(nodes.mask.astype(jnp.float32), cell, num_envs * num_patterns)
+    return tasks.reshape(num_envs, num_patterns)
+
+
 def stratified_log_weight(graph: Graph) -> jax.Array:
     """Returns log-weights under which a draw is even over environments, then over their patterns, f32[N].
 
     A task weighs ``1 / (patterns in its environment * tasks of its environment and pattern)``.
     """
-    nodes, num_envs = graph.nodes, graph.globals.env_mask.shape[0]
-    num_patterns = graph.globals.pattern_mask.shape[0]
-    cell = nodes.env * num_patterns + nodes.pattern
-    tasks = jax.ops.segment_sum(nodes.mask.astype(jnp.float32), cell, num_envs * num_patterns)
-    patterns = (tasks.reshape(num_envs, num_patterns) > 0.0).sum(axis=1).astype(jnp.float32)
-    return -jnp.log(jnp.maximum(patterns[nodes.env] * tasks[cell], 1.0))
+    nodes, tasks = graph.nodes, count_cells(graph)
+    patterns = (tasks > 0.0).sum(axis=1).astype(jnp.float32)
+    return -jnp.log(jnp.maximum(patterns[nodes.env] * tasks[nodes.env, nodes.pattern], 1.0))
 
 
 def rank_in_environment(score: jax.Array, env: jax.Array) -> jax.Array:
