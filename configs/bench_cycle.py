@@ -31,7 +31,7 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.cycle_steps = 4 if smoke else 20
     config.cycle = toolworld.get_config("smoke" if smoke else "cpu")
     if not smoke:
-        config.cycle.world.update({"num_domains": 2, "tasks_per_env": 32})
+        config.cycle.world.update({"num_domains": 2, "tasks_per_env": 32, "held_out_envs": 2})
         config.cycle.warm_start.update({"steps": 100, "pools": 1})
         config.cycle.train.update({"batch_size": 32})
     return config

@@ -1,6 +1,7 @@
 """Environment-aware scheduling of agent rollouts: which (environment, task) pairs still teach, on the accelerator."""
 
 from envsched_jax.belief.propagate import diffuse, diffuse_edges, diffuse_native
+from envsched_jax.dispatch import DispatchError, Dispatcher, JournalError, Limits, Ticket
 from envsched_jax.graph import Index
 from envsched_jax.graph import build as build_graph
 from envsched_jax.pool import PoolError, Record, Verifier, read_jsonl, write_jsonl
@@ -23,10 +24,14 @@ from envsched_jax.types import (
 __all__ = [
     "Batch",
     "Belief",
+    "DispatchError",
+    "Dispatcher",
     "EDGE_KINDS",
     "Graph",
     "History",
     "Index",
+    "JournalError",
+    "Limits",
     "Outcome",
     "PoolError",
     "RECIPES",
@@ -34,6 +39,7 @@ __all__ = [
     "Scheduler",
     "SchedulerState",
     "Status",
+    "Ticket",
     "Verifier",
     "build_graph",
     "diffuse",

@@ -10,7 +10,7 @@ from envsched_jax.schedulers import incremental, posterior, predictors
 from envsched_jax.schedulers.bandits import dump_ucb, scaler, sec
 from envsched_jax.schedulers.baselines import oracle, stratified, uniform
 from envsched_jax.schedulers.envsched import Settings, env_mean, envsched, no_graph, predict, quotas
-from envsched_jax.schedulers.growth import grow
+from envsched_jax.schedulers.growth import grow, transfer
 from envsched_jax.schedulers.incremental import envsched_incremental
 from envsched_jax.schedulers.posterior import mapp, mopps
 from envsched_jax.schedulers.predictors import gps_lite, potts_graph, vip_gp
@@ -43,6 +43,7 @@ __all__ = [
     "scaler",
     "sec",
     "stratified",
+    "transfer",
     "uniform",
     "vip_gp",
 ]

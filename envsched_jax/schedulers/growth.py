@@ -1,6 +1,9 @@
-"""Carrying a scheduler's state over to a graph with room for more tasks or environments."""
+"""Carrying a scheduler's state over to a graph with room for more tasks or environments, or of another pool."""
+
+from typing import Any
 
 import jax
+import numpy as np
 
 from envsched_jax.schedulers import incremental
 from envsched_jax.types import Graph, Scheduler, SchedulerState
@@ -51,3 +54,72 @@ def grow(state: SchedulerState, graph: Graph, scheduler: Scheduler) -> Scheduler
         wide = jax.tree_util.tree_map_with_path(widen, state._replace(memory=()), fresh._replace(memory=()))
         return incremental.rebuild(graph, wide, state.memory, fresh.memory)
     return jax.tree_util.tree_map_with_path(widen, state, fresh)
+
+
+def transfer(
+    state: SchedulerState,
+    graph: Graph,
+    scheduler: Scheduler,
+    node: np.ndarray,
+    env: np.ndarray,
+    sizes: tuple[int, int],
+) -> SchedulerState:
+    """Returns the state of one graph as a state of another, row by row.
+
+    Rows that have a new number keep their values exactly, all others have those of ``scheduler.init(graph)``. Leaves
+    without an axis of nodes or environments stay. For pools of different tasks; within a bucket and for additions
+    ``grow`` is enough.
+
+    Args:
+      state: made by this scheduler.
+      graph: the new graph.
+      scheduler: gives the values of new rows.
+      node: i64[n], the new number of every task of the old graph, -1 if it has none.
+      env: i64[e], of every environment.
+      sizes: N and E of the old graph.
+
+    Raises:
+      ValueError: a leaf of ``state`` has other axes than one of ``scheduler.init``.
+    """
+    fresh = scheduler.init(graph)
+    num_nodes, num_envs = fresh.truth.shape[0], fresh.quota_carry.shape[0]
+    wider = [
+        jax.eval_shape(scheduler.init, _resized(graph, num_nodes + more[0], num_envs + more[1]))
+        for more in ((1, 0), (0, 1))
+    ]
+
+    def move(path: tuple, old: jax.Array, new: jax.Array, more_nodes: Any, more_envs: Any) -> jax.Array:
+        source, target = [], []
+        for axis, (before, now) in enumerate(zip(old.shape, new.shape, strict=True)):
+            number, size = np.arange(before), now
+            if more_nodes.shape[axis] != now:
+                number, size = node, sizes[0]
+            elif more_envs.shape[axis] != now:
+                number, size = env, sizes[1]
+            if before != size:
+                raise ValueError(f"state{jax.tree_util.keystr(path)}: axis {axis} has {before}: expected {size}")
+            source.append(np.flatnonzero(number >= 0))
+            target.append(number[number >= 0])
+        return new.at[np.ix_(*target)].set(old[np.ix_(*source)]) if old.ndim else old
+
+    if isinstance(state.memory, incremental.Memory):
+        bare = [tree._replace(memory=()) for tree in (state, fresh, *wider)]
+        moved = jax.tree_util.tree_map_with_path(move, *bare)
+        return incremental.rebuild(graph, moved, fresh.memory, fresh.memory)
+    return jax.tree_util.tree_map_with_path(move, state, fresh, *wider)
+
+
+def _resized(graph: Any, num_nodes: int, num_envs: int) -> Any:
+    """Returns the shapes of the same graph with other numbers of nodes and environments."""
+    slots = graph.senders.shape[0] // graph.nodes.mask.shape[0]
+
+    def first(size: int, tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), tree)
+
+    return graph._replace(
+        nodes=first(num_nodes, graph.nodes),
+        edges=first(slots * num_nodes, graph.edges),
+        senders=first(slots * num_nodes, graph.senders),
+        receivers=first(slots * num_nodes, graph.receivers),
+        globals=graph.globals._replace(env_mask=first(num_envs, graph.globals.env_mask)),
+    )

@@ -1,0 +1,246 @@
+"""What a dispatcher leaves on disk: a snapshot of everything, and the calls since, one checked line each.
+
+A folder holds generations ``00000001.state``, ``00000001.journal``, ... The state is where the journal of the same
+number starts. A new state is written aside, synchronised and renamed, so at any moment the newest state and its journal
+tell everything; the generation before stays until the next one. Nothing is ever changed in place.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envsched_jax.dispatch.run import FORMAT
+from envsched_jax.dispatch.tickets import DispatchError
+
+MAGIC = b"envsched state "
+_LOG = logging.getLogger(__name__)
+
+
+class JournalError(DispatchError):
+    """The folder cannot be read or written. The message names the file and what to do."""
+
+
+class Found(NamedTuple):
+    """What a folder held when it was opened."""
+
+    state: dict[str, Any] | None
+    events: list[dict[str, Any]]  # since the state, in order
+    torn: int  # bytes of a last line that a crash cut short; that call had not returned
+
+
+class Journal:
+    """An open folder; one writer at a time.
+
+    Attributes:
+      folder: where.
+      found: what was there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        """Opens the folder and makes it if it is not there.
+
+        Raises:
+          JournalError: another process writes here, or a file is damaged.
+        """
+        self.folder, self._fsync = Path(folder), fsync
+        with _failing(self.folder, "open"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / "lock", "a+b")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise JournalError(
+                f"{self.folder}: another process writes here: expected one dispatcher a folder"
+            ) from None
+        self._file: Any = None
+        try:
+            self._generation, self.found = self._read()
+            if self.found.state is not None:
+                self._open(self._generation)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Writes one event; on return it outlives the process, and with ``fsync`` the machine.
+
+        Raises:
+          JournalError: the disk is full or gone; what was there before is untouched and the event is not there.
+        """
+        line = _line(event)
+        try:
+            self._file.write(line)
+            self._file.flush()
+            if self._fsync:
+                os.fsync(self._file.fileno())
+            self._size += len(line)
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError, ValueError):
+                os.truncate(self._path("journal"), self._size)
+            raise JournalError(f"{self._path('journal')}: cannot be written, nothing has changed: {error}") from error
+
+    def start(self, state: Mapping[str, Any], *, replaces: bool = False) -> None:
+        """Begins a generation with this state.
+
+        Args:
+          state: JSON values and NumPy arrays by name under ``arrays``.
+          replaces: whether the state does not follow from what is here, which is then removed.
+
+        Raises:
+          JournalError: the disk is full or gone; the old generation stays in force.
+        """
+        number = self._generation + 1
+        path = self.folder / f"{number:08d}.state"
+        with _failing(path, "written"):
+            aside = path.with_suffix(".tmp")
+            with open(aside, "wb") as file:
+                file.write(encode(state))
+                file.flush()
+                os.fsync(file.fileno())
+            (self.folder / f"{number:08d}.journal").write_bytes(_line({"kind": "begin", "format": FORMAT}))
+            os.replace(aside, path)
+            self._sync_folder()
+        if self._file is not None:
+            self._file.close()
+        self._open(number)
+        for old in _generations(self.folder):
+            if old < number - (not replaces):
+                for suffix in ("state", "journal"):
+                    (self.folder / f"{old:08d}.{suffix}").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        if self._file is not None:
+            self._file.close()
+        self._lock.close()
+
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"{self._generation:08d}.{suffix}"
+
+    def _open(self, generation: int) -> None:
+        self._generation = generation
+        path = self._path("journal")
+        with _failing(path, "opened"):
+            self._file = open(path, "ab")
+            self._size = path.stat().st_size
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _read(self) -> tuple[int, Found]:
+        numbers = _generations(self.folder)
+        newest = max((n for n in numbers if (self.folder / f"{n:08d}.state").exists()), default=0)
+        state, generation, torn = None, newest, 0
+        events: list[dict[str, Any]] = []
+        if newest:
+            path = self.folder / f"{newest:08d}.state"
+            with _failing(path, "read"):
+                state = decode(path.read_bytes(), str(path))
+        for number in [n for n in numbers if n >= newest]:
+            path = self.folder / f"{number:08d}.journal"
+            if number == newest and not path.exists():
+                raise JournalError(f"{path} is missing: what happened since {newest:08d}.state is in it")
+            more, torn = _events(path, begun=number == newest)
+            if number > newest and not more:  # a crash before its state was there
+                path.unlink()
+            elif state is None:
+                raise JournalError(f"{path} has calls, and the state that it starts from is missing")
+            else:
+                generation, events = number, events + more
+        return generation, Found(state, events, torn)
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """Returns the bytes of a state: JSON values, and NumPy arrays by name under ``arrays``."""
+    meta = json.dumps({k: v for k, v in state.items() if k != "arrays"}, allow_nan=False)
+    names = list(state["arrays"])
+    columns: dict[str, Any] = {f"a{i}": np.asarray(state["arrays"][name]) for i, name in enumerate(names)}
+    buffer = io.BytesIO()
+    text = json.dumps([names, meta])
+    np.savez(buffer, meta=np.frombuffer(text.encode(), np.uint8), **columns)
+    body = buffer.getvalue()
+    return MAGIC + f"{FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def decode(data: bytes, where: str) -> dict[str, Any]:
+    """Returns the state of ``encode``.
+
+    Raises:
+      JournalError: the bytes are damaged or of a newer format.
+    """
+    head, _, body = data.partition(b"\n")
+    parts = head[len(MAGIC) :].split()
+    if not head.startswith(MAGIC) or len(parts) != 2 or not parts[0].isdigit():
+        raise JournalError(f"{where}: expected a saved state of a dispatcher, got something else")
+    if int(parts[0]) > FORMAT:
+        raise JournalError(f"{where}: format {int(parts[0])}: expected at most {FORMAT}: use a newer envsched-jax")
+    if parts[1] != hashlib.sha256(body).hexdigest().encode():
+        raise JournalError(
+            f"{where}: damaged: its checksum does not match. If the generation before is there, remove this file: the "
+            "journals tell the rest"
+        )
+    with np.load(io.BytesIO(body), allow_pickle=False) as columns:
+        names, meta = json.loads(columns["meta"].tobytes())
+        return {**json.loads(meta), "arrays": {name: columns[f"a{i}"] for i, name in enumerate(names)}}
+
+
+def _generations(folder: Path) -> list[int]:
+    return sorted({int(p.stem) for p in folder.iterdir() if p.stem.isdigit() and p.suffix in (".state", ".journal")})
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    text = json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _events(path: Path, begun: bool) -> tuple[list[dict[str, Any]], int]:
+    """Returns the events of a journal without its first line, and the bytes that were cut off at its end.
+
+    ``begun`` tells that the first line must be there: the state that follows on it is.
+    """
+    with _failing(path, "read"):
+        data = path.read_bytes()
+    *lines, rest = data.split(b"\n")
+    if rest:
+        _LOG.warning("%s: the last call was cut short by a crash; its %d bytes are dropped", path, len(rest))
+        with _failing(path, "mended"):
+            os.truncate(path, len(data) - len(rest))
+    events = []
+    for number, line in enumerate(lines, start=1):
+        check, _, text = line.partition(b" ")
+        if check != b"%08x" % zlib.crc32(text):
+            raise JournalError(
+                f"{path}:{number}: damaged: its checksum does not match. What stands before it can be kept by cutting "
+                "the file off here, which gives up what follows"
+            )
+        events.append(json.loads(text))
+    if not events and not begun:
+        return [], 0
+    if not events or events[0].get("kind") != "begin":
+        raise JournalError(f"{path}:1: expected the first line of a journal")
+    if events[0]["format"] > FORMAT:
+        raise JournalError(f"{path}:1: format {events[0]['format']}: expected at most {FORMAT}")
+    return events[1:], len(rest)
+
+
+@contextlib.contextmanager
+def _failing(path: Path, what: str) -> Any:
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be {what}: {error}") from error
