@@ -102,15 +102,10 @@ class Journal:
         """
         number = self._generation + 1
         path = self.folder / f"{number:08d}.state"
-        with _failing(path, "written"):
-            aside = path.with_suffix(".tmp")
-            with open(aside, "wb") as file:
-                file.write(encode(state))
-                file.flush()
-                os.fsync(file.fileno())
-            (self.folder / f"{number:08d}.journal").write_bytes(_line({"kind": "begin", "format": FORMAT}))
-            os.replace(aside, path)
-            self._sync_folder()
+        begun = self.folder / f"{number:08d}.journal"
+        with _failing(begun, "written"):
+            begun.write_bytes(_line({"kind": "begin", "format": FORMAT}))
+        save_state(path, state)
         if self._file is not None:
             self._file.close()
         self._open(number)
@@ -135,13 +130,6 @@ class Journal:
             self._file = open(path, "ab")
             self._size = path.stat().st_size
 
-    def _sync_folder(self) -> None:
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
     def _read(self) -> tuple[int, Found]:
         numbers = _generations(self.folder)
         newest = max((n for n in numbers if (self.folder / f"{n:08d}.state").exists()), default=0)
@@ -149,8 +137,7 @@ class Journal:
         events: list[dict[str, Any]] = []
         if newest:
             path = self.folder / f"{newest:08d}.state"
-            with _failing(path, "read"):
-                state = decode(path.read_bytes(), str(path))
+            state = load_state(path)
         for number in [n for n in numbers if n >= newest]:
             path = self.folder / f"{number:08d}.journal"
             if number == newest and not path.exists():
@@ -197,6 +184,35 @@ def decode(data: bytes, where: str) -> dict[str, Any]:
     with np.load(io.BytesIO(body), allow_pickle=False) as columns:
         names, meta = json.loads(columns["meta"].tobytes())
         return {**json.loads(meta), "arrays": {name: columns[f"a{i}"] for i, name in enumerate(names)}}
+
+
+def save_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Writes a ``Dispatcher.state_dict()`` to a file, whole or not at all; raises JournalError if it cannot."""
+    target = Path(path)
+    with _failing(target, "written"):
+        aside = target.with_name(target.name + ".tmp")
+        with open(aside, "wb") as file:
+            file.write(encode(state))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, target)
+        _sync(target.parent)
+
+
+def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the state of ``save_state``; raises JournalError if the file is missing or damaged."""
+    source = Path(path)
+    with _failing(source, "read"):
+        data = source.read_bytes()
+    return decode(data, str(source))
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _generations(folder: Path) -> list[int]:

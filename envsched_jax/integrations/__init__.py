@@ -1,0 +1,1 @@
+"""Trainers, one file each. A file imports its trainer when it is used, never when this package is imported."""
