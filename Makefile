@@ -31,6 +31,12 @@ test: lint
 test-fast: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
+# A trainer in an environment of its own, since trainers pin what others need in other versions.
+test-%: requirements/%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .
+	.venv-$*/bin/python -m pytest tests/test_integrations_$*.py tests/test_integrations_sampler.py
+
 # Resolves pyproject.toml anew for all supported Pythons; needs the tool `uv`.
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \

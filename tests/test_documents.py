@@ -14,7 +14,9 @@ import pytest
 import envsched_jax
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+BLOCK = re.compile(r"```python\n(.*?)```", re.S)
+PAGES = ("README.md", "docs/dispatcher.md")  # those of trainers are run by the tests of their adapters
+BLOCKS = {f"{page}-{i}": block for page in PAGES for i, block in enumerate(BLOCK.findall((ROOT / page).read_text()))}
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if p.stem != "__init__")
 # Lower storeys first; a package may import only from its own or lower ones.
 STOREYS = (
@@ -28,24 +30,24 @@ STOREYS = (
     "policy",
     "rollout",
     "train",
+    "dispatch",
+    "integrations",
     "testing",
 )
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_readme_blocks_run(number):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", BLOCKS[number]], cwd=ROOT, capture_output=True, text=True
-    )
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_the_documents_run(name):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", BLOCKS[name]], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    if number == 0:
+    if name == "README.md-0":
         picks = ast.literal_eval(done.stdout.strip())
         assert picks.count("inbox") > 4  # as the comment promises
 
 
-def test_readme_has_blocks():
-    assert len(BLOCKS) == 2
+def test_documents_have_blocks():
+    assert set(BLOCKS) == {"README.md-0", "README.md-1", "docs/dispatcher.md-0"}
 
 
 @pytest.mark.slow
