@@ -52,13 +52,13 @@ def _number_of(seed, ticket_id, count):
 
 
 def act(word):
+    if word.startswith("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        word = word.removeprefix("deaf-")
     if word == "hang":
         time.sleep(60)
     if word == "spin":
-        sum(range(10**13))  # never returns to the interpreter, so no Python signal handler runs
-    if word == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(60)
+        sum(range(10**13))  # never returns to the interpreter: no signal handler and no other thread runs
     if word == "exit":
         os._exit(3)
     if word == "leave":
@@ -104,10 +104,11 @@ def logged_nap(record, seed, ticket):
 
 
 def fails_once(record, seed, ticket):
-    mark = Path(record["text"]) / str(seed)
+    folder, how = record["text"].split()
+    mark = Path(folder) / f"{how}-{seed}"
     if not mark.exists():
         mark.write_text("")
-        os._exit(1)
+        act(how)
     return (1.0,)
 
 

@@ -131,7 +131,7 @@ def test_a_traceback_is_logged(caplog):
 # ---------------------------------------------------------------------------------------------------------- deadline
 
 
-@pytest.mark.parametrize(("word", "grace"), [("hang", 0.0), ("spin", 0.0), ("deaf", 1.0)])
+@pytest.mark.parametrize(("word", "grace"), [("hang", 0.0), ("spin", 0.0), ("deaf-hang", 1.0), ("deaf-spin", 1.0)])
 def test_the_deadline_is_kept(word, grace):
     async def timed():
         async with processes(rollouts.misbehave, workers=1, deadline=0.5) as executor:
@@ -159,12 +159,15 @@ def test_a_worker_may_clean_up(tmp_path):
 
 
 def test_retries_are_for_infrastructure(tmp_path):
-    once = [(ticket(), record(text=tmp_path))]
-    given = asyncio.run(run_all(processes(rollouts.fails_once, retries=1), once))[0]
-    assert names(given) == ["ok"] * GROUP
-    for mark in tmp_path.iterdir():
-        mark.unlink()
-    assert names(asyncio.run(run_all(processes(rollouts.fails_once), once))[0]) == ["infra_error"] * GROUP
+    def found(how, retries):
+        for mark in tmp_path.iterdir():
+            mark.unlink()
+        executor = processes(rollouts.fails_once, retries=retries)
+        return names(asyncio.run(run_all(executor, [(ticket(size=2), record(text=f"{tmp_path} {how}"))]))[0])
+
+    assert found("exit", 1) == ["ok"] * 2
+    assert found("exit", 0) == ["infra_error"] * 2
+    assert found("raise", 1) == ["env_error"] * 2
 
 
 # ------------------------------------------------------------------------------------------------------- concurrency
@@ -235,10 +238,15 @@ def test_places_are_shared_by_environments():
 
 def test_a_turn_that_is_given_up_is_free():
     async def give_up():
-        turns = Turns(1, None)
+        turns, running, most = Turns(1, None), 0, 0
 
         async def one(number):
+            nonlocal running, most
             async with turns.turn("e", number, 0):
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0)
+                running -= 1
                 return number
 
         async with turns.turn("e", 0, 0):
@@ -249,9 +257,10 @@ def test_a_turn_that_is_given_up_is_free():
         third = asyncio.create_task(one(3))
         await asyncio.sleep(0)
         third.cancel()
-        return await asyncio.wait_for(second, 5.0)
+        found = await asyncio.wait_for(asyncio.gather(second, *(one(number) for number in (4, 5, 6))), 5.0)
+        return found, most
 
-    assert asyncio.run(give_up()) == 2
+    assert asyncio.run(give_up()) == ([2, 4, 5, 6], 1)
 
 
 # ------------------------------------------------------------------------------------------------- start and close
