@@ -1,5 +1,6 @@
 """Tickets for a trainer: what to roll out next, and what came of it, in any order, late, or never."""
 
+import json
 import logging
 import os
 import threading
@@ -11,9 +12,9 @@ from envsched_jax.dispatch.engine import NOTHING, Change, Engine
 from envsched_jax.dispatch.journal import Journal, JournalError
 from envsched_jax.dispatch.ledger import Limits
 from envsched_jax.dispatch.run import Run
-from envsched_jax.dispatch.tickets import DispatchError, Feedback, Ticket, feedback
+from envsched_jax.dispatch.tickets import DispatchError, Feedback, Ticket, feedback, whole
 from envsched_jax.graph import Index, build
-from envsched_jax.pool.records import PoolError, Record, check_pool, to_object
+from envsched_jax.pool.records import PoolError, Record, check_pool, parse_record, to_object
 from envsched_jax.types import Graph, Scheduler, SchedulerState
 
 _LOG = logging.getLogger(__name__)
@@ -71,8 +72,7 @@ class Dispatcher:
           DispatchError: an argument is out of range, or the folder holds another run.
           JournalError: the folder cannot be read or written.
         """
-        if not isinstance(group_size, int) or group_size < 1:
-            raise DispatchError(f"group_size: expected at least 1, got {group_size!r}")
+        group_size = _at_least_one(group_size, "group_size")
         check_pool(records, "records")
         built = build(records, seed=graph_seed) if graph is None else graph
         if sorted(built[1].task_ids) != sorted(record.task_id for record in records):
@@ -83,6 +83,7 @@ class Dispatcher:
         engine = Engine(records, *built, scheduler, group_size, seed, graph_seed)
         self._run = Run(engine, limits or Limits(), everywhere, ranges)
         self._exhausted = False
+        self._lost = False  # a call was interrupted half-way
         self._mutex = threading.RLock()
         self._snapshot_every, self._since = snapshot_every, 0
         self._journal: Journal | None = None
@@ -114,9 +115,7 @@ class Dispatcher:
           JournalError: the call could not be written; nothing has changed.
         """
         with self._mutex:
-            count = self._run.engine.batch_size if n is None else n
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise DispatchError(f"n: expected at least 1, got {n!r}")
+            count = self._run.engine.batch_size if n is None else _at_least_one(n, "n")
             event, state = self._run.plan(count, policy_version, fill)
             first = self._run.ledger.counts["proposed"]
             self._commit(event, state)
@@ -142,14 +141,20 @@ class Dispatcher:
           DispatchError: a reward that should count is not a finite number, or lengths differ; nothing has changed.
           JournalError: the call could not be written; nothing has changed.
         """
-        given = feedback(ticket_id, rewards, status, tokens, seconds, policy_version)
-        return self.observe_many([given])[0]
+        return self.observe_many([feedback(ticket_id, rewards, status, tokens, seconds, policy_version)])[0]
 
     def observe_many(self, outcomes: Iterable[Feedback]) -> list[bool]:
-        """Takes back many outcomes, made by ``feedback``, in one write; returns for each whether it counts."""
+        """Takes back many outcomes, made by ``feedback``, in one write; returns for each whether it counts.
+
+        Raises what ``observe`` raises, and then none of them has been taken.
+        """
+        given = list(outcomes)
+        for outcome in given:
+            if not isinstance(outcome, Feedback):
+                raise DispatchError(f"observe_many: expected what feedback() returns, got {outcome!r}")
+        checked = [feedback(*outcome.to_object()).to_object() for outcome in given]
         with self._mutex:
-            given = list(outcomes)
-            return self._commit({"kind": "observe", "outcomes": [o.to_object() for o in given]}) if given else []
+            return self._commit({"kind": "observe", "outcomes": checked}) if checked else []
 
     def cancel(self, ticket_id: int, reason: str = "cancelled", *, failed: bool = False) -> bool:
         """Closes a ticket without an outcome.
@@ -162,9 +167,9 @@ class Dispatcher:
         Returns:
           Whether the ticket was open.
         """
+        event = {"kind": "cancel", "ticket": whole(ticket_id, "ticket"), "reason": str(reason), "failed": bool(failed)}
         with self._mutex:
-            event = {"kind": "cancel", "ticket": feedback(ticket_id, (0.0,)).ticket_id, "reason": str(reason)}
-            return self._commit(event | {"failed": bool(failed)})
+            return self._commit(event)
 
     def add_tasks(self, records: Sequence[Record]) -> None:
         """Adds tasks, of old environments or new ones; what is known of the others stays.
@@ -173,17 +178,21 @@ class Dispatcher:
           DispatchError: a task is there already, or the records do not fit the pool; nothing has changed.
         """
         with self._mutex:
-            new = list(records)
+            given = list(records)
+            if not given:
+                return
+            try:  # as they will come back from the journal
+                text = json.dumps([to_object(record) for record in given], allow_nan=False)
+                new = [parse_record(obj, f"add_tasks: record {i + 1}") for i, obj in enumerate(json.loads(text))]
+                check_pool(new, "add_tasks")
+            except (AttributeError, TypeError, ValueError) as error:
+                message = str(error) if isinstance(error, PoolError) else f"add_tasks: expected records: {error}"
+                raise DispatchError(message) from error
             twice = sorted(r.task_id for r in new if r.task_id in self._run.engine.fingerprints)
-            try:
-                if new:
-                    check_pool(new, "add_tasks")
-            except PoolError as error:
-                raise DispatchError(str(error)) from error
             if twice:
                 raise DispatchError(f"add_tasks: {twice[0]!r} is in the pool already ({len(twice)} are)")
-            if new:
-                self._commit({"kind": "add", "records": [to_object(record) for record in new]})
+            grown = self._run.engine.grown(new)
+            self._commit({"kind": "add", "records": [to_object(record) for record in new]}, grown)
 
     def retire_tasks(self, task_ids: Iterable[str]) -> None:
         """Takes tasks out of the choice for good; outcomes that are under way still count.
@@ -261,6 +270,7 @@ class Dispatcher:
     def state_dict(self) -> dict[str, Any]:
         """Returns everything but the pool and the graph, as JSON values and, under ``arrays``, NumPy arrays by name."""
         with self._mutex:
+            self._check()
             return self._run.save()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Change:
@@ -270,19 +280,20 @@ class Dispatcher:
           state: of ``state_dict``, from this pool or an earlier one: tasks are matched by id.
 
         Returns:
-          How the pool differs from that of the state. Tickets of tasks that are gone are cancelled, reason 'removed'.
+          How the pool that this dispatcher was made with, with what the state adds to it, differs from that of the
+          state. Tickets of tasks that are gone are cancelled, reason 'removed'.
 
         Raises:
-          DispatchError: the state is of another scheduler, seed, group size, or a newer format; nothing has changed.
-          JournalError: the state could not be written.
+          DispatchError: the state is damaged, or of another scheduler, seed, group size or format; nothing has changed.
+          JournalError: the state could not be written; nothing has changed.
         """
         with self._mutex:
-            self.change = self._run.load(state)
-            self._run.drop(set(self.change.removed))
+            run, change = self._run.loaded(state)
+            run.drop(set(change.removed))
             if self._journal is not None:
-                self._journal.start(self.state_dict(), replaces=True)
-                self._since = 0
-            return self.change
+                self._journal.start(run.save(), replaces=True)
+            self._run, self.change, self._since, self._lost = run, change, 0, False
+            return change
 
     def close(self) -> None:
         """Lets go of the folder."""
@@ -298,36 +309,66 @@ class Dispatcher:
 
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _commit(self, event: dict[str, Any], state: SchedulerState | None = None) -> Any:
+    def _commit(self, event: dict[str, Any], ready: Any = None) -> Any:
         """Writes an event, then lets it happen."""
+        self._check()
+        self._lost = True
         if self._journal is not None:
-            self._journal.append(event)
-        done = self._run.apply(event, state)
+            try:
+                self._journal.append(event)
+            except JournalError:
+                self._lost = False
+                raise
+        done = self._run.apply(event, ready)
+        self._lost = False
         self._since += 1
         if self._journal is not None and self._since >= self._snapshot_every:
-            self._journal.start(self.state_dict())
             self._since = 0
+            try:
+                self._journal.start(self._run.save())
+            except JournalError as error:  # the call itself is on disk
+                _LOG.warning("no snapshot for now, the journal grows on: %s", error)
         return done
+
+    def _check(self) -> None:
+        if self._lost:
+            raise DispatchError(
+                "an earlier call was interrupted half-way: expected the folder to be opened anew, or load_state_dict"
+            )
 
     def _recover(self, journal: Journal) -> None:
         """Takes up what the folder holds, or begins it."""
         found = journal.found
         if found.state is None:
-            journal.start(self.state_dict())
+            journal.start(self._run.save())
             return
-        change = self._run.load(found.state)
-        for number, event in enumerate(found.events, start=1):
+        try:
+            self._run, change = self._run.loaded(found.state)
+        except DispatchError as error:
+            raise DispatchError(f"{journal.folder}: {error}") from error
+        for where, event in found.events:
             try:
                 self._run.apply(event)
-            except (KeyError, TypeError, ValueError) as error:
-                raise JournalError(
-                    f"{journal.folder}: call {number} since the snapshot makes no sense: {error!r}"
-                ) from error
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise JournalError(f"{where}: makes no sense: {error!r}") from error
         self._run.drop(set(change.removed))
-        added = {r["task_id"] for event in found.events if event["kind"] == "add" for r in event["records"]}
+        added = {r["task_id"] for _, event in found.events if event["kind"] == "add" for r in event["records"]}
         self.change = change._replace(added=tuple(t for t in change.added if t not in added))
-        if change != NOTHING or found.events:
-            journal.start(self.state_dict())
+        if change == NOTHING and not found.events:
+            return
+        try:
+            journal.start(self._run.save())
+        except JournalError as error:
+            if change != NOTHING:  # what goes on from here would not follow from what is on disk
+                raise
+            _LOG.warning("no snapshot for now, the journal grows on: %s", error)
+
+
+def _at_least_one(value: Any, where: str) -> int:
+    number = whole(value, where)
+    if number < 1:
+        raise DispatchError(f"{where}: expected at least 1, got {value!r}")
+    return number
 
 
 def _check_range(given: Sequence[float], where: str) -> tuple[float, float]:

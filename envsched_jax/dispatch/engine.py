@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -54,6 +54,23 @@ class Change(NamedTuple):
 NOTHING = Change((), (), ())
 
 
+class Grown(NamedTuple):
+    """A pool with more tasks, worked out and not yet in force."""
+
+    records: tuple[Record, ...]  # the new ones
+    graph: Graph
+    names: Index
+
+
+class _Programs(NamedTuple):
+    """The compiled functions of a scheduler."""
+
+    init: Callable[..., SchedulerState]
+    select: Callable[..., Batch]
+    observe: Callable[..., SchedulerState]
+    owed: Callable[..., jax.Array]
+
+
 class Engine:
     """The scheduler, its state, and the graph of its pool.
 
@@ -75,19 +92,16 @@ class Engine:
         graph_seed: int,
     ) -> None:
         """See ``Dispatcher``."""
-        self.records = list(records)
-        self.graph, self.index, self.group_size = graph, index, group_size
-        self.seed, self._scheduler, self._graph_seed = seed, scheduler, graph_seed
-        self.growth: list[list[dict[str, Any]]] = []  # what was added since, a call each
-        self.fingerprints = {record.task_id: _fingerprint(record) for record in self.records}
+        by_id = {record.task_id: record for record in records}
+        self._first = [by_id[task_id] for _, task_id in sorted(zip(index.record.tolist(), index.task_ids, strict=True))]
+        self._first_graph = graph, index
+        self.group_size, self.seed, self._scheduler, self._graph_seed = group_size, seed, scheduler, graph_seed
+        self._begin()
         self._base = [self.fingerprints[task_id] for task_id in index.task_ids]
-        self.state = jax.jit(scheduler.init)(graph)
+        self._programs = _programs(scheduler)
+        self.state = self._programs.init(graph)
         shape = jax.eval_shape(scheduler.select, jax.random.key(0), graph, self.state).node.shape
         self.batch_size = shape[0]
-        self._select = jax.jit(functools.partial(_select, scheduler))
-        self._observe = jax.jit(scheduler.observe)
-        # Only the quotas of the result are used, so the compiler leaves out everything else.
-        self._owed = jax.jit(lambda *args: scheduler.observe(*args).quota_carry)
 
     def eligible(self) -> np.ndarray:
         """Returns which tasks are in the pool and not retired, bool[N]."""
@@ -105,21 +119,30 @@ class Engine:
         out[: len(self.index.env_ids)] = np.isin(self.index.env_ids, list(envs))
         return mask & ~out[self._env]
 
-    def pick(self, state: SchedulerState, draw: int, mask: np.ndarray, out: Sequence[str]) -> list[Pick]:
+    def rather(self, mask: np.ndarray, tasks: Iterable[str]) -> np.ndarray:
+        """Returns the mask, bool[N], less some tasks, but whole in environments where less than a batch would be left.
+
+        So quotas can be met, and an environment with few tasks is not emptied.
+        """
+        less = self.without(mask, tasks)
+        left = np.bincount(self._env, less, self.index.env_capacity)
+        return np.where(left[self._env] < self.batch_size, mask, less)
+
+    def pick(self, state: SchedulerState, draw: int, mask: np.ndarray, counted: Sequence[str]) -> list[Pick]:
         """Returns the next batch.
 
         Args:
           state: the scheduler's.
           draw: number of the call; no two draws share random numbers.
           mask: bool[N], tasks that may be picked.
-          out: tasks that are rolled out now; quotas count them as delivered.
+          counted: a task of every group that is under way or not in the state yet; quotas count it as delivered.
         """
-        known = [task_id for task_id in out if task_id in self.fingerprints]
+        known = [task_id for task_id in counted if task_id in self.fingerprints]
         if known:
             rows = [Row(t, False, (0.0,), (int(Status.OK),), (0.0,), (0.0,), 0) for t in known]
-            state = state._replace(quota_carry=self._owed(self.graph, state, self._outcome(rows)))
+            state = state._replace(quota_carry=self._programs.owed(self.graph, state, self._outcome(rows)))
         key = jax.random.fold_in(jax.random.key(self.seed), draw)
-        batch = jax.device_get(self._select(key, self.graph, jnp.asarray(mask), state))
+        batch = jax.device_get(self._programs.select(key, self.graph, jnp.asarray(mask), state))
         return _interleave([self._pick(batch, i) for i in np.flatnonzero(batch.mask).tolist()])
 
     def oldest(self, envs: Iterable[str], mask: np.ndarray, seen: Mapping[str, int]) -> list[Pick]:
@@ -139,23 +162,35 @@ class Engine:
         """
         nothing = self._outcome([])
         for _ in range(min(steps - 1, LONGEST_PAUSE)):
-            state = self._observe(self.graph, state, nothing)
-        return self._observe(self.graph, state, self._outcome([r for r in rows if r.task_id in self.fingerprints]))
+            state = self._programs.observe(self.graph, state, nothing)
+        return self._programs.observe(
+            self.graph, state, self._outcome([r for r in rows if r.task_id in self.fingerprints])
+        )
 
     def shares(self) -> dict[str, float]:
         """Returns the share of groups that the recipe means every environment to get; empty if it has no such aim."""
         first = self.index.task_ids[0]
         row = Row(first, False, (0.0,), (int(Status.OK),), (0.0,), (0.0,), 0)
         state = self.state._replace(quota_carry=jnp.zeros_like(self.state.quota_carry))
-        owed = np.asarray(self._owed(self.graph, state, self._outcome([row]))).copy()  # share - delivered
+        owed = np.asarray(self._programs.owed(self.graph, state, self._outcome([row]))).copy()  # share - delivered
         if not owed.any():
             return {}
-        owed[self._env[self.index.node_of(first)]] += 1.0
+        env = self._env[self.index.node_of(first)]
+        owed[env] = 0.0
+        owed[env] = max(0.0, 1.0 - owed.sum())
         return {env_id: float(owed[i]) for i, env_id in enumerate(self.index.env_ids)}
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Adds tasks; raises DispatchError if they do not fit the pool."""
-        self._extend(records)
+    def grown(self, records: Sequence[Record]) -> Grown:
+        """Returns the pool with more tasks, changing nothing; raises DispatchError if they do not fit it."""
+        try:
+            graph, index = extend(self.graph, self.index, self.records, records, seed=self._graph_seed)
+        except PoolError as error:
+            raise DispatchError(f"add_tasks: {error}") from error
+        return Grown(tuple(records), graph, index)
+
+    def add(self, grown: Grown) -> None:
+        """Lets more tasks be in the pool."""
+        self._extend(grown)
         self.state = schedulers.grow(self.state, self.graph, self._scheduler)
 
     def retire(self, task_ids: Sequence[str]) -> None:
@@ -177,7 +212,9 @@ class Engine:
         return meta, {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
     def load(self, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Change:
-        """Takes up a saved state, matching tasks by id.
+        """Takes up a saved state, matching tasks by id; what happened to this engine since it was made is undone.
+
+        Changes attributes, and no value of one: a shallow copy of the engine stays as it is.
 
         Args:
           meta: the JSON object of ``save``.
@@ -191,12 +228,13 @@ class Engine:
           DispatchError: the state is of another scheduler or of other sizes.
         """
         old_ids = [task_id for task_id, _ in meta["tasks"]]
-        exact = meta["base"] == self._base and meta["growth"][: len(self.growth)] == self.growth
-        groups = meta["growth"][len(self.growth) :] if exact else [[obj for group in meta["growth"] for obj in group]]
+        exact = meta["base"] == self._base
+        self._begin()
+        groups = meta["growth"] if exact else [[obj for group in meta["growth"] for obj in group]]
         for group in groups:
             new = [parse_record(obj, "saved task") for obj in group if obj["task_id"] not in self.fingerprints]
             if new:
-                self._extend(new)
+                self._extend(self.grown(new))
         exact &= tuple(old_ids) == self.index.task_ids
         exact &= meta["capacity"] == [self.index.capacity, self.index.env_capacity]
         self._retire([task_id for task_id in meta["retired"] if task_id in self.fingerprints])
@@ -221,15 +259,18 @@ class Engine:
         for name in ("_mask", "_env"):
             self.__dict__.pop(name, None)
 
-    def _extend(self, records: Sequence[Record]) -> None:
-        try:
-            grown = extend(self.graph, self.index, self.records, records, seed=self._graph_seed)
-        except PoolError as error:
-            raise DispatchError(f"add_tasks: {error}") from error
-        self._set_graph(*grown)
-        self.growth = [*self.growth, [to_object(record) for record in records]]
-        self.records = [*self.records, *records]
-        self.fingerprints = self.fingerprints | {record.task_id: _fingerprint(record) for record in records}
+    def _begin(self) -> None:
+        """Takes the pool that the engine was made with."""
+        self._set_graph(*self._first_graph)
+        self.records = self._first
+        self.growth: list[list[dict[str, Any]]] = []  # what was added since, a call each
+        self.fingerprints = {record.task_id: _fingerprint(record) for record in self.records}
+
+    def _extend(self, grown: Grown) -> None:
+        self._set_graph(grown.graph, grown.names)
+        self.growth = [*self.growth, [to_object(record) for record in grown.records]]
+        self.records = [*self.records, *grown.records]
+        self.fingerprints = self.fingerprints | {record.task_id: _fingerprint(record) for record in grown.records}
 
     def _retire(self, task_ids: Sequence[str]) -> None:
         try:
@@ -268,7 +309,7 @@ class Engine:
 
     def _pick(self, batch: Batch, i: int) -> Pick:
         def number(column: Any) -> float | None:
-            return None if np.isnan(column[i]) else float(column[i])
+            return float(column[i]) if np.isfinite(column[i]) else None
 
         return Pick(
             self.index.task_ids[batch.node[i]],
@@ -295,8 +336,18 @@ class Engine:
         return Outcome(*map(jnp.asarray, (node, explore, reward, status, tokens, seconds, age)))
 
 
-def _select(scheduler: Scheduler, key: Key, graph: Any, mask: jax.Array, state: SchedulerState) -> Batch:
-    return scheduler.select(key, graph._replace(nodes=graph.nodes._replace(mask=mask)), state)
+@functools.lru_cache(maxsize=16)
+def _programs(scheduler: Scheduler) -> _Programs:
+    """Returns the functions of a scheduler, so that a second dispatcher with it compiles nothing again."""
+
+    def select(key: Key, graph: Any, mask: jax.Array, state: SchedulerState) -> Batch:
+        return scheduler.select(key, graph._replace(nodes=graph.nodes._replace(mask=mask)), state)
+
+    def owed(graph: Graph, state: SchedulerState, outcome: Outcome) -> jax.Array:
+        # Only the quotas of the result are used, so the compiler leaves out everything else.
+        return scheduler.observe(graph, state, outcome).quota_carry
+
+    return _Programs(jax.jit(scheduler.init), jax.jit(select), jax.jit(scheduler.observe), jax.jit(owed))
 
 
 def _twice(size: int, needed: int) -> int:

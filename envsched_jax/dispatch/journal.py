@@ -2,7 +2,8 @@
 
 A folder holds generations ``00000001.state``, ``00000001.journal``, ... The state is where the journal of the same
 number starts. A new state is written aside, synchronised and renamed, so at any moment the newest state and its journal
-tell everything; the generation before stays until the next one. Nothing is ever changed in place.
+tell everything; the generation before stays until the next one. Nothing is ever changed in place. The check of a line
+goes on from that of the line before, so lines that are lost, doubled or swapped show as well.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ class Found(NamedTuple):
     """What a folder held when it was opened."""
 
     state: dict[str, Any] | None
-    events: list[dict[str, Any]]  # since the state, in order
+    events: list[tuple[str, dict[str, Any]]]  # since the state, in order, with file and line
     torn: int  # bytes of a last line that a crash cut short; that call had not returned
 
 
@@ -53,8 +54,9 @@ class Journal:
           JournalError: another process writes here, or a file is damaged.
         """
         self.folder, self._fsync = Path(folder), fsync
-        with _failing(self.folder, "open"):
+        with _failing(self.folder, "opened"):
             self.folder.mkdir(parents=True, exist_ok=True)
+            _sync(self.folder.parent)
             self._lock = open(self.folder / "lock", "a+b")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,11 +65,15 @@ class Journal:
             raise JournalError(
                 f"{self.folder}: another process writes here: expected one dispatcher a folder"
             ) from None
-        self._file: Any = None
+        self._file: Any = None  # unbuffered: what could not be written must not come later
+        self._torn = False  # whether the file may hold more than is in force
         try:
-            self._generation, self.found = self._read()
+            self._generation, self._check, self.found = self._read()
             if self.found.state is not None:
-                self._open(self._generation)
+                path = self._path("journal")
+                with _failing(path, "opened"):
+                    self._file = open(path, "ab", buffering=0)
+                    self._size = path.stat().st_size
         except BaseException:
             self.close()
             raise
@@ -78,17 +84,24 @@ class Journal:
         Raises:
           JournalError: the disk is full or gone; what was there before is untouched and the event is not there.
         """
-        line = _line(event)
+        line, check = _line(event, self._check)
         try:
-            self._file.write(line)
-            self._file.flush()
+            if self._torn:
+                self._file.truncate(self._size)
+            self._torn = True
+            _write(self._file, line)
             if self._fsync:
                 os.fsync(self._file.fileno())
-            self._size += len(line)
-        except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError, ValueError):
-                os.truncate(self._path("journal"), self._size)
-            raise JournalError(f"{self._path('journal')}: cannot be written, nothing has changed: {error}") from error
+            self._size, self._check, self._torn = self._size + len(line), check, False
+        except BaseException as error:
+            with contextlib.suppress(OSError, ValueError):  # else the next call does it
+                self._file.truncate(self._size)
+                self._torn = False
+            if isinstance(error, OSError | ValueError):
+                raise JournalError(
+                    f"{self._path('journal')}: cannot be written, nothing has changed: {error}"
+                ) from error
+            raise
 
     def start(self, state: Mapping[str, Any], *, replaces: bool = False) -> None:
         """Begins a generation with this state.
@@ -102,17 +115,34 @@ class Journal:
         """
         number = self._generation + 1
         path = self.folder / f"{number:08d}.state"
-        begun = self.folder / f"{number:08d}.journal"
-        with _failing(begun, "written"):
-            begun.write_bytes(_line({"kind": "begin", "format": FORMAT}))
-        save_state(path, state)
-        if self._file is not None:
-            self._file.close()
-        self._open(number)
-        for old in _generations(self.folder):
-            if old < number - (not replaces):
-                for suffix in ("state", "journal"):
-                    (self.folder / f"{old:08d}.{suffix}").unlink(missing_ok=True)
+        begun = path.with_suffix(".journal")
+        line, check = _line({"kind": "begin", "format": FORMAT}, number)
+        file = None
+        try:
+            if self._lock.closed:
+                raise JournalError(f"{self.folder}: closed: expected an open dispatcher")
+            with _failing(begun, "written"):
+                file = open(begun, "ab", buffering=0)
+                file.truncate(0)
+                _write(file, line)
+                os.fsync(file.fileno())
+            save_state(path, state)
+        except JournalError:
+            if file is not None:
+                file.close()
+            with contextlib.suppress(OSError):
+                begun.unlink(missing_ok=True)
+            raise
+        # The new state is in force: from here on nothing may fail.
+        old, self._file = self._file, file
+        self._generation, self._size, self._check, self._torn = number, len(line), check, False
+        with contextlib.suppress(OSError):
+            if old is not None:
+                old.close()
+            for before in _generations(self.folder):
+                if before < number - (not replaces):
+                    for suffix in ("state", "journal"):
+                        (self.folder / f"{before:08d}.{suffix}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets go of the folder."""
@@ -123,33 +153,28 @@ class Journal:
     def _path(self, suffix: str) -> Path:
         return self.folder / f"{self._generation:08d}.{suffix}"
 
-    def _open(self, generation: int) -> None:
-        self._generation = generation
-        path = self._path("journal")
-        with _failing(path, "opened"):
-            self._file = open(path, "ab")
-            self._size = path.stat().st_size
-
-    def _read(self) -> tuple[int, Found]:
-        numbers = _generations(self.folder)
+    def _read(self) -> tuple[int, int, Found]:
+        """Returns the generation in force, the check of its last line, and what there is."""
+        with _failing(self.folder, "read"):
+            numbers = _generations(self.folder)
         newest = max((n for n in numbers if (self.folder / f"{n:08d}.state").exists()), default=0)
-        state, generation, torn = None, newest, 0
-        events: list[dict[str, Any]] = []
+        state, generation, check, torn = None, newest, 0, 0
+        events: list[tuple[str, dict[str, Any]]] = []
         if newest:
-            path = self.folder / f"{newest:08d}.state"
-            state = load_state(path)
+            state = load_state(self.folder / f"{newest:08d}.state")
         for number in [n for n in numbers if n >= newest]:
             path = self.folder / f"{number:08d}.journal"
             if number == newest and not path.exists():
                 raise JournalError(f"{path} is missing: what happened since {newest:08d}.state is in it")
-            more, torn = _events(path, begun=number == newest)
+            more, last, torn = _events(path, number, begun=number == newest)
             if number > newest and not more:  # a crash before its state was there
-                path.unlink()
+                with _failing(path, "removed"):
+                    path.unlink()
             elif state is None:
                 raise JournalError(f"{path} has calls, and the state that it starts from is missing")
             else:
-                generation, events = number, events + more
-        return generation, Found(state, events, torn)
+                generation, check, events = number, last, events + more
+        return generation, check, Found(state, events, torn)
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
@@ -172,7 +197,7 @@ def decode(data: bytes, where: str) -> dict[str, Any]:
     """
     head, _, body = data.partition(b"\n")
     parts = head[len(MAGIC) :].split()
-    if not head.startswith(MAGIC) or len(parts) != 2 or not parts[0].isdigit():
+    if not head.startswith(MAGIC) or len(parts) != 2 or not parts[0].isdigit() or len(parts[0]) > 9:
         raise JournalError(f"{where}: expected a saved state of a dispatcher, got something else")
     if int(parts[0]) > FORMAT:
         raise JournalError(f"{where}: format {int(parts[0])}: expected at most {FORMAT}: use a newer envsched-jax")
@@ -189,14 +214,20 @@ def decode(data: bytes, where: str) -> dict[str, Any]:
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Writes a ``Dispatcher.state_dict()`` to a file, whole or not at all; raises JournalError if it cannot."""
     target = Path(path)
-    with _failing(target, "written"):
-        aside = target.with_name(target.name + ".tmp")
-        with open(aside, "wb") as file:
-            file.write(encode(state))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, target)
-        _sync(target.parent)
+    aside = target.with_name(target.name + ".tmp")
+    data = encode(state)
+    try:
+        with _failing(target, "written"):
+            with open(aside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, target)
+    except JournalError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    _sync(target.parent)
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -208,24 +239,38 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+    """Makes names in a folder outlive a crash of the machine, where the file system can do that."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        _LOG.warning("%s: cannot be synchronised: %s", folder, error)
 
 
 def _generations(folder: Path) -> list[int]:
-    return sorted({int(p.stem) for p in folder.iterdir() if p.stem.isdigit() and p.suffix in (".state", ".journal")})
+    found = (path.name.partition(".") for path in folder.iterdir())
+    known = {stem for stem, _, suffix in found if suffix in ("state", "journal") and len(stem) == 8}
+    return sorted(int(stem) for stem in known if stem.isascii() and stem.isdigit())
 
 
-def _line(event: Mapping[str, Any]) -> bytes:
+def _line(event: Mapping[str, Any], before: int) -> tuple[bytes, int]:
+    """Returns the line of an event, and its check; ``before`` is that of the line before, first the generation."""
     text = json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
+    check = zlib.crc32(text, before)
+    return b"%08x %s\n" % (check, text), check
 
 
-def _events(path: Path, begun: bool) -> tuple[list[dict[str, Any]], int]:
-    """Returns the events of a journal without its first line, and the bytes that were cut off at its end.
+def _write(file: Any, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _events(path: Path, generation: int, begun: bool) -> tuple[list[tuple[str, dict[str, Any]]], int, int]:
+    """Returns the events of a journal without its first line, the last check, and the bytes cut off at its end.
 
     ``begun`` tells that the first line must be there: the state that follows on it is.
     """
@@ -236,22 +281,24 @@ def _events(path: Path, begun: bool) -> tuple[list[dict[str, Any]], int]:
         _LOG.warning("%s: the last call was cut short by a crash; its %d bytes are dropped", path, len(rest))
         with _failing(path, "mended"):
             os.truncate(path, len(data) - len(rest))
-    events = []
+    events, check = [], generation
     for number, line in enumerate(lines, start=1):
-        check, _, text = line.partition(b" ")
-        if check != b"%08x" % zlib.crc32(text):
+        written, _, text = line.partition(b" ")
+        check = zlib.crc32(text, check)
+        if written != b"%08x" % check:
             raise JournalError(
                 f"{path}:{number}: damaged: its checksum does not match. What stands before it can be kept by cutting "
                 "the file off here, which gives up what follows"
             )
-        events.append(json.loads(text))
+        events.append((f"{path}:{number}", json.loads(text)))
     if not events and not begun:
-        return [], 0
-    if not events or events[0].get("kind") != "begin":
+        return [], check, 0
+    first = events[0][1] if events else {}
+    if first.get("kind") != "begin":
         raise JournalError(f"{path}:1: expected the first line of a journal")
-    if events[0]["format"] > FORMAT:
-        raise JournalError(f"{path}:1: format {events[0]['format']}: expected at most {FORMAT}")
-    return events[1:], len(rest)
+    if first["format"] > FORMAT:
+        raise JournalError(f"{path}:1: format {first['format']}: expected at most {FORMAT}: use a newer envsched-jax")
+    return events[1:], check, len(rest)
 
 
 @contextlib.contextmanager

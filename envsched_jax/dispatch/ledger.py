@@ -14,8 +14,12 @@ from envsched_jax.belief.history import SAME_REWARD
 from envsched_jax.dispatch.tickets import DispatchError, Feedback, Ticket
 
 KEPT_EXPIRED = 10_000  # expired tickets whose late outcome is still welcome
+KEPT_REASONS = 32  # different reasons by environment that are told apart; all further ones are OTHER
+OTHER = "other"
 WINDOW = 512  # groups that "lately" means
 FINAL = ("observed", "cancelled", "expired")
+
+Verdict = tuple[int, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,11 @@ class Limits:
         """Raises DispatchError for a limit out of range."""
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and not value >= 1 - (item.name == "deadline_seconds"):
-                raise DispatchError(f"limits.{item.name}: expected at least 1, got {value!r}")
+            number = isinstance(value, int | float if item.name == "deadline_seconds" else int)
+            if not (value is None and item.default is None) and not (
+                number and not isinstance(value, bool) and value >= 1 - (item.name == "deadline_seconds")
+            ):
+                raise DispatchError(f"limits.{item.name}: expected a number of at least 1, got {value!r}")
 
 
 @dataclass
@@ -80,6 +87,8 @@ class Ledger:
       counts: proposed, observed, cancelled, expired; and feedback that was ignored: unknown, repeated.
       failing: by task, failures in a row and the version from which it may be tried again.
       failing_envs: by environment, likewise.
+      verdicts: of this version: ticket, task, environment, and whether it brought anything. They count from the next
+        version on, in the order of tickets, so that the order in which they came changes nothing.
       tallies: by environment.
       seen: by task, the number of the batch that last had it.
       recent: of the latest groups, the predicted probability of being informative (None if none) and whether it was.
@@ -93,6 +102,7 @@ class Ledger:
     )
     failing: dict[str, list[int]] = field(default_factory=dict)
     failing_envs: dict[str, list[int]] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
     recent: deque[tuple[float | None, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -116,17 +126,17 @@ class Ledger:
             or (seconds is not None and now - ticket.issued > seconds)
         ]
 
-    def expire(self, ticket_ids: Iterable[int], version: int) -> None:
+    def expire(self, ticket_ids: Iterable[int]) -> None:
         """Closes tickets that are past a deadline; a task that does so again and again is set aside."""
         for number in ticket_ids:
             ticket = self.expired[number] = self.open.pop(number)
             self.counts["expired"] += 1
             self._discard(ticket, "expired")
-            self._failed(ticket, version)
+            self.verdicts.append(_verdict(ticket, False))
         while len(self.expired) > KEPT_EXPIRED:
             del self.expired[next(iter(self.expired))]
 
-    def cancel(self, ticket_id: int, reason: str, failed: bool, version: int) -> bool:
+    def cancel(self, ticket_id: int, reason: str, failed: bool) -> bool:
         """Closes a ticket that will bring nothing; returns false if it is not open."""
         ticket = self.open.pop(ticket_id, None)
         if ticket is None:
@@ -135,7 +145,7 @@ class Ledger:
         self.counts["cancelled"] += 1
         self._discard(ticket, reason)
         if failed:
-            self._failed(ticket, version)
+            self.verdicts.append(_verdict(ticket, False))
         return True
 
     def observe(self, feedback: Feedback, version: int, lowest: float) -> Ticket | None:
@@ -157,6 +167,7 @@ class Ledger:
                 self._ignored(number)
                 return None
             self.counts["expired"] -= 1
+            self._discard(ticket, "expired", -1)
         self.counts["observed"] += 1
         tally = self.tallies[ticket.env_id]
         rewards = [reward for reward in feedback.rewards if reward is not None]
@@ -166,12 +177,10 @@ class Ledger:
         tally.seconds += math.fsum(feedback.seconds)
         made = ticket.policy_version if feedback.policy_version is None else feedback.policy_version
         tally.lag += max(0, version - made)
+        self.verdicts.append(_verdict(ticket, bool(rewards)))
         if not rewards:
             tally.failed += 1
-            self._failed(ticket, version)
             return ticket
-        self.failing.pop(ticket.task_id, None)
-        self.failing_envs.pop(ticket.env_id, None)
         tally.rollouts += len(rewards)
         tally.reward += math.fsum(rewards)
         hopeless = max(rewards) - lowest <= SAME_REWARD
@@ -184,13 +193,30 @@ class Ledger:
             self.recent.append((ticket.p_informative, informative))
         return ticket
 
-    def waiting(self, version: int) -> tuple[list[str], list[str]]:
-        """Returns the tasks and the environments that are not to be tried at this version."""
-        tasks, envs = (
-            [name for name, (_, until) in failing.items() if version < until]
-            for failing in (self.failing, self.failing_envs)
-        )
-        return tasks, envs
+    def settle(self, version: int) -> None:
+        """Lets the verdicts count: this version has begun."""
+        self.failing, self.failing_envs = self._judged(self.verdicts, version)
+        self.verdicts = []
+
+    def waiting(self, version: int, overdue: Iterable[int], begins: bool) -> tuple[list[str], list[str]]:
+        """Returns the tasks and the environments that are not to be tried at this version.
+
+        Args:
+          version: now.
+          overdue: open tickets that are about to expire.
+          begins: whether this version begins now, so that the verdicts of the latest one count.
+        """
+        verdicts = [*self.verdicts, *(_verdict(self.open[number], False) for number in overdue)]
+        failing, failing_envs = self._judged(verdicts if begins else [], version)
+        tasks = [name for name, (_, until) in failing.items() if version < until]
+        if not begins:
+            tasks += [task_id for _, task_id, _, brought in verdicts if not brought]
+        return tasks, [name for name, (_, until) in failing_envs.items() if version < until]
+
+    def forget(self, tasks: set[str]) -> None:
+        """Drops what is kept by task, of tasks that are gone."""
+        self.failing = {name: entry for name, entry in self.failing.items() if name not in tasks}
+        self.seen = {name: batch for name, batch in self.seen.items() if name not in tasks}
 
     def check(self) -> None:
         """Raises AssertionError unless every ticket is in exactly one place."""
@@ -198,6 +224,8 @@ class Ledger:
         assert self.counts["proposed"] == closed + len(self.open), (self.counts, len(self.open))
         assert sum(t.proposed for t in self.tallies.values()) == self.counts["proposed"]
         assert sum(t.observed for t in self.tallies.values()) == self.counts["observed"]
+        discarded = sum(sum(t.discards.values()) for t in self.tallies.values())
+        assert discarded == self.counts["cancelled"] + self.counts["expired"]
 
     def to_object(self) -> dict[str, Any]:
         """Returns the books as a JSON object, all but the limits."""
@@ -207,6 +235,7 @@ class Ledger:
             "counts": dict(self.counts),
             "failing": {name: list(entry) for name, entry in self.failing.items()},
             "failing_envs": {name: list(entry) for name, entry in self.failing_envs.items()},
+            "verdicts": [list(entry) for entry in self.verdicts],
             "tallies": {name: asdict(tally) for name, tally in self.tallies.items()},
             "seen": dict(self.seen),
             "recent": [list(entry) for entry in self.recent],
@@ -223,25 +252,40 @@ class Ledger:
             counts=dict(obj["counts"]),
             failing={name: list(entry) for name, entry in obj["failing"].items()},
             failing_envs={name: list(entry) for name, entry in obj["failing_envs"].items()},
+            verdicts=[(number, task_id, env_id, brought) for number, task_id, env_id, brought in obj["verdicts"]],
             tallies={name: Tally(**tally) for name, tally in obj["tallies"].items()},
             seen=dict(obj["seen"]),
             recent=deque(((p, bool(informative)) for p, informative in obj["recent"]), maxlen=WINDOW),
         )
 
-    def _discard(self, ticket: Ticket, reason: str) -> None:
+    def _discard(self, ticket: Ticket, reason: str, by: int = 1) -> None:
         discards = self.tallies[ticket.env_id].discards
-        discards[reason] = discards.get(reason, 0) + 1
+        if reason not in discards and len(discards) >= KEPT_REASONS:
+            reason = OTHER  # reasons may be error messages, each of its own
+        discards[reason] = discards.get(reason, 0) + by
 
     def _ignored(self, ticket_id: int) -> None:
         self.counts["repeated" if ticket_id < self.counts["proposed"] else "unknown"] += 1
 
-    def _failed(self, ticket: Ticket, version: int) -> None:
-        """Sets a task that brought nothing aside, longer every time, and its environment if this is all it does."""
-        places = (
-            (self.failing, ticket.task_id, self.limits.retries, True),
-            (self.failing_envs, ticket.env_id, self.limits.env_retries, False),
-        )
-        for failing, name, retries, backs_off in places:
-            count = failing.get(name, [0, 0])[0] + 1
-            wait = self.limits.quarantine if count >= retries else 2 ** (count - 1) if backs_off else 0
-            failing[name] = [count, version + 1 + min(wait, self.limits.quarantine) if wait else 0]
+    def _judged(self, verdicts: Iterable[Verdict], version: int) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """Returns ``failing`` and ``failing_envs`` after these verdicts.
+
+        A task that brought nothing is set aside, longer every time, and its environment if this is all it does.
+        """
+        tasks, envs = dict(self.failing), dict(self.failing_envs)
+        for _, task_id, env_id, brought in sorted(verdicts):
+            for failing, name, retries, backs_off in (
+                (tasks, task_id, self.limits.retries, True),
+                (envs, env_id, self.limits.env_retries, False),
+            ):
+                if brought:
+                    failing.pop(name, None)
+                    continue
+                count = failing.get(name, [0, 0])[0] + 1
+                wait = self.limits.quarantine if count >= retries else 2 ** (count - 1) if backs_off else 0
+                failing[name] = [count, version + min(wait, self.limits.quarantine)]
+        return tasks, envs
+
+
+def _verdict(ticket: Ticket, brought: bool) -> Verdict:
+    return ticket.ticket_id, ticket.task_id, ticket.env_id, brought

@@ -24,9 +24,9 @@ def metrics(ledger: Ledger, shares: dict[str, float], tasks: int) -> dict[str, A
 
     Returns:
       ``counts``; ``informative_share`` over the run; of the latest groups ``predicted_informative``,
-      ``realised_informative`` (of those with a prediction) and ``lately_informative``; ``tasks_seen`` and
-      ``envs_seen``, shares of the pool; ``waiting_tasks``. By environment: ``proposed``, ``observed``, ``open``,
-      ``failed``, ``invalid_rollouts``, ``share`` of observed groups, ``configured_share`` (None if there is none),
+      ``realised_informative`` (of those with a prediction) and ``lately_informative``; ``tasks_seen``, a share of the
+      pool; ``envs_seen``; ``waiting_tasks``. By environment: ``proposed``, ``observed``, ``open``, ``failed``,
+      ``invalid_rollouts``, ``share`` of the groups that brought anything, ``configured_share`` (None if there is none),
       ``informative_share``, ``reward``, ``tokens`` and ``seconds`` per rollout, ``lag`` in versions per group,
       ``last_batch``, ``discards`` by reason.
     """
@@ -37,6 +37,7 @@ def metrics(ledger: Ledger, shares: dict[str, float], tasks: int) -> dict[str, A
     for ticket in ledger.open.values():
         out[ticket.env_id] = out.get(ticket.env_id, 0) + 1
     envs = {}
+    brought = sum(tally.observed - tally.failed for tally in ledger.tallies.values())
     for env_id, tally in ledger.tallies.items():
         rollouts = tally.rollouts + tally.invalid
         envs[env_id] = {
@@ -45,7 +46,7 @@ def metrics(ledger: Ledger, shares: dict[str, float], tasks: int) -> dict[str, A
             "open": out.get(env_id, 0),
             "failed": tally.failed,
             "invalid_rollouts": tally.invalid,
-            "share": _ratio(tally.observed, counts["observed"]),
+            "share": _ratio(tally.observed - tally.failed, brought),
             "configured_share": shares.get(env_id),
             "informative_share": _ratio(tally.informative, tally.groups),
             "reward": _ratio(tally.reward, tally.rollouts),

@@ -9,6 +9,7 @@ from envsched_jax.types import Status
 
 STATUSES = {status.name.lower(): status for status in Status if status != Status.ABSENT}
 MAX_GROUP = 4096  # rollouts in one feedback; more is a mistake
+LARGEST = 1e30  # of rewards and costs, so that sums of them stay finite in float32
 
 
 class DispatchError(ValueError):
@@ -101,11 +102,11 @@ def feedback(
       policy_version: that made the rollouts.
 
     Raises:
-      DispatchError: a reward that counts is not a finite number, or lengths differ.
+      DispatchError: a reward that counts is not a finite number (or beyond 1e30), or lengths differ.
     """
     where = f"ticket {ticket_id!r}"
-    number = _whole(ticket_id, where)
-    version = None if policy_version is None else _whole(policy_version, f"{where}: policy_version")
+    number = whole(ticket_id, where)
+    version = None if policy_version is None else whole(policy_version, f"{where}: policy_version")
     try:
         given = list(rewards)
     except TypeError:
@@ -140,7 +141,8 @@ def _costs(given: Any, count: int, where: str) -> tuple[float, ...]:
     return tuple(numbers)
 
 
-def _whole(value: Any, where: str) -> int:
+def whole(value: Any, where: str) -> int:
+    """Returns a whole number of at least 0, of any integer type; raises DispatchError for anything else."""
     try:
         number = value.__index__()
     except (AttributeError, TypeError):
@@ -155,14 +157,14 @@ def _number(value: Any, where: str, more: str = "") -> float:
         number = math.nan if isinstance(value, str | bytes | complex) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise DispatchError(f"{where}: expected a finite number{more}, got {value!r}")
+    if not abs(number) <= LARGEST:
+        raise DispatchError(f"{where}: expected a finite number, at most {LARGEST:g}{more}, got {value!r}")
     return number
 
 
 def _each(value: Any, count: int, where: str) -> list[Any]:
     """Returns one value per rollout, of one for all or one each."""
-    if isinstance(value, str | int | float) or not hasattr(value, "__len__"):
+    if isinstance(value, str) or not hasattr(value, "__len__") or getattr(value, "shape", None) == ():
         return [value] * count
     if len(value) != count:
         raise DispatchError(f"{where}: expected one for all rollouts or {count}, got {len(value)}")
