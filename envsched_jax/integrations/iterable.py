@@ -4,8 +4,8 @@
     trainer = Learner(..., reward_fns=stream.rewarding(my_reward))
     trainer.train(stream)
 
-Every row gets a column ``ticket_id``. Trainers hand the columns of a row to their reward functions, once per rollout, so a
-wrapped reward function is all it takes to bring the outcomes back.
+Every row gets a column ``ticket_id``. Trainers hand the columns of a row to their reward functions, once per rollout,
+so a wrapped reward function is all it takes to bring the outcomes back.
 """
 
 import functools

@@ -109,10 +109,8 @@ class TicketSampler:
                     f"rows {part.start} to {part.stop - 1} are of {sorted(set(task_ids[part]))}: expected "
                     f"{ticket.task_id!r}: the trainer reordered what the sampler drew; switch its shuffling off"
                 )
-            columns = {
-                name: given[part] for name, given in (("status", status), ("tokens", tokens)) if given is not None
-            }
-            found.append(feedback(ticket.ticket_id, rewards[part], **columns))
+            states, counts = (None if column is None else column[part] for column in (status, tokens))
+            found.append(feedback(ticket.ticket_id, rewards[part], states, counts))
         self.dispatcher.observe_many(found)
         for _ in range(groups):
             self.delivered.popleft()
