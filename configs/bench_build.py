@@ -18,5 +18,8 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.search = "auto"
     config.k = 4 if preset == "smoke" else 16
     config.recall_tasks = 64 if preset == "smoke" else 512  # whose exact neighbours are found, too; 0: none
+    config.steps = 3 if preset == "smoke" else 100  # scheduled on the graph; 0: none
+    config.batch_size = 256
+    config.group_size = 8
     config.seed = 0
     return config

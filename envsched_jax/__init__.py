@@ -1,7 +1,7 @@
 """Environment-aware scheduling of agent rollouts: which (environment, task) pairs still teach, on the accelerator."""
 
 from envsched_jax.belief.propagate import diffuse, diffuse_edges, diffuse_native
-from envsched_jax.dispatch import DispatchError, Dispatcher, JournalError, Limits, Ticket
+from envsched_jax.dispatch import Dispatcher, DispatchError, JournalError, Limits, Ticket
 from envsched_jax.graph import Index
 from envsched_jax.graph import build as build_graph
 from envsched_jax.pool import PoolError, Record, Verifier, read_jsonl, write_jsonl

@@ -1,9 +1,9 @@
-"""What building a graph costs by pool size: time, memory, bytes per task, and recall of the search across environments.
+"""What building a graph costs by pool size: time, memory, bytes per task, recall of the search, and steps on it.
 
     python -m experiments.bench_build --config=configs/bench_build.py:million --workdir=W
 
 Pools are those of `testing.synthetic_pool`. Recall is the share of a task's cross neighbours whose score is at least
-that of its k-th best among all tasks, so that neighbours that tie count alike.
+that of its k-th best among all tasks, so that neighbours that tie count alike. Steps are those of `envsched_incremental`.
 """
 
 import resource
@@ -16,9 +16,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from envsched_jax import graph, testing
+from envsched_jax import graph, schedulers, testing
 from envsched_jax.graph import features, neighbours
 from envsched_jax.pool import Record
+from envsched_jax.schedulers import incremental
 from envsched_jax.types import Graph
 from experiments import common
 
@@ -38,9 +39,29 @@ def measure(tasks: int, config: ConfigDict) -> dict[str, Any]:
         "peak_before_gib": before,  # of the records alone, at the first size
         "bytes_per_task": bytes_per_task(built, tasks),
     }
+    if config.steps:
+        row |= schedule(built, tasks, config)
     if config.recall_tasks:
         row["recall"] = recall(built, [records[i] for i in index.record], config)
     return row
+
+
+def schedule(built: Graph, tasks: int, config: ConfigDict) -> dict[str, float]:
+    """Schedules some steps on the graph, with made-up outcomes, and returns what they took, compiling included."""
+    wall = time.perf_counter()
+    scheduler = schedulers.make(
+        "envsched_incremental", batch_size=min(config.batch_size, tasks // 4), group_size=config.group_size
+    )
+    state = jax.jit(scheduler.init)(built)
+    lean = incremental.lean(built)
+    select, observe = jax.jit(scheduler.select), jax.jit(scheduler.observe, donate_argnums=1)
+    play = jax.jit(testing.simulate, static_argnums=3)
+    for step in range(config.steps):
+        key = jax.random.fold_in(jax.random.key(config.seed), step)
+        batch = select(key, lean, state)
+        state = observe(lean, state, play(jax.random.fold_in(key, 1), lean, batch, config.group_size))
+    seen = int((jax.block_until_ready(state).history.visits > 0).sum())
+    return {"steps": config.steps, "steps_s": time.perf_counter() - wall, "tasks_seen": seen, "peak_gib": peak_gib()}
 
 
 def peak_gib() -> float:

@@ -14,6 +14,7 @@ def test_the_smoke_preset_runs(tmp_path, capsys):
     (row,) = common.read_summary(tmp_path)["rows"]
     assert row["tasks"] == 600 and row["recall"] == 1.0  # exact
     assert 0 < row["peak_before_gib"] <= row["peak_gib"] and 0 < row["wall_s"] and 0 < row["cpu_s"]
+    assert row["steps"] == 3 and row["steps_s"] > 0 and 300 <= row["tasks_seen"] <= 450
     assert "'recall': 1.0" in capsys.readouterr().out
 
 
