@@ -291,7 +291,12 @@ class Dispatcher:
             run, change = self._run.loaded(state)
             run.drop(set(change.removed))
             if self._journal is not None:
-                self._journal.start(run.save(), replaces=True)
+                lost, self._lost = self._lost, True
+                try:
+                    self._journal.start(run.save(), replaces=True)
+                except JournalError:
+                    self._lost = lost
+                    raise
             self._run, self.change, self._since, self._lost = run, change, 0, False
             return change
 
@@ -320,7 +325,6 @@ class Dispatcher:
                 self._lost = False
                 raise
         done = self._run.apply(event, ready)
-        self._lost = False
         self._since += 1
         if self._journal is not None and self._since >= self._snapshot_every:
             self._since = 0
@@ -328,6 +332,7 @@ class Dispatcher:
                 self._journal.start(self._run.save())
             except JournalError as error:  # the call itself is on disk
                 _LOG.warning("no snapshot for now, the journal grows on: %s", error)
+        self._lost = False
         return done
 
     def _check(self) -> None:

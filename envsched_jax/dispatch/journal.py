@@ -127,11 +127,12 @@ class Journal:
                 _write(file, line)
                 os.fsync(file.fileno())
             save_state(path, state)
-        except JournalError:
+        except BaseException as error:
             if file is not None:
                 file.close()
-            with contextlib.suppress(OSError):
-                begun.unlink(missing_ok=True)
+            if isinstance(error, JournalError):  # else the state may be there already, and needs its journal
+                with contextlib.suppress(OSError):
+                    begun.unlink(missing_ok=True)
             raise
         # The new state is in force: from here on nothing may fail.
         old, self._file = self._file, file
