@@ -3,7 +3,7 @@
     python -m experiments.bench_build --config=configs/bench_build.py:million --workdir=W
 
 Pools are those of `testing.synthetic_pool`. Recall is the share of a task's cross neighbours whose score is at least
-that of its k-th best among all tasks, so that neighbours that tie count alike. Steps are those of `envsched_incremental`.
+that of its k-th best among all tasks, so that neighbours that tie count alike. Steps are of `envsched_incremental`.
 """
 
 import resource

@@ -2,6 +2,10 @@
 
 import functools
 import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +130,11 @@ def test_with_torch_itself():
         assert batch.tolist() == rows
         for each in (sampler, plain):
             each.observe(rewards(rows))
+
+
+def test_the_page_about_torch():
+    pytest.importorskip("torch.utils.data", reason="torch is not installed here: see `make test-trl`")
+    page = (Path(__file__).parents[1] / "docs/trainers/torch.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+    assert done.returncode == 0 and "'observed': 20" in done.stdout, done.stderr
