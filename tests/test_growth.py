@@ -422,3 +422,62 @@ def test_the_verifier_checks_and_uids_of_new_tasks():
     assert grown.nodes.checks[jnp.asarray(rows)].tolist() == [4, 1]
     assert grown.nodes.uid[jnp.asarray(rows)].tolist() == [graph.task_uid(t) for t in "pq"]
     assert grown.edges.similarity.shape == (2 * K * 40, len(EDGE_KINDS))
+
+
+# ---------------------------------------------------------------- transfer
+
+
+@functools.cache
+def moved():
+    """A graph, one of another pool in another order and size, and where old tasks and environments are in it."""
+    old, new = records()
+    g, index = built()
+    kept = [*old[4:], *new][::-1]
+    other, named = graph.build(kept, **OPTIONS, capacity=56, env_capacity=16)
+    there = set(named.task_ids)
+    node = np.array([named.node_of(t) if t in there else -1 for t in index.task_ids])
+    env = np.array([named.env_ids.index(e) if e in named.env_ids else -1 for e in index.env_ids])
+    return g, other, node, env
+
+
+SLOW = ("envsched", "envsched_incremental", "mopps", "potts_graph")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in sorted(schedulers.RECIPES)]
+)
+def test_a_state_moves_to_another_pool_row_by_row(name):
+    g, other, node, env = moved()
+    scheduler, settings = schedulers.make(name, **SIZES), SIZES["group_size"]
+    state = jax.jit(scheduler.init)(g)
+    select, observe = jax.jit(scheduler.select), jax.jit(scheduler.observe)
+    for step in range(3):
+        key = jax.random.fold_in(jax.random.key(1), step)
+        batch = select(key, g, state)
+        state = observe(g, state, testing.simulate(key, g, batch, settings))
+    sizes = g.nodes.mask.shape[0], g.globals.env_mask.shape[0]
+    there = schedulers.transfer(state, other, scheduler, node, env, sizes)
+    fresh = scheduler.init(other)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), there) == jax.tree.map(lambda x: (x.shape, x.dtype), fresh)
+    known = node >= 0
+    for leaf in state.history._fields:
+        old, new, start = (np.asarray(getattr(s.history, leaf)) for s in (state, there, fresh))
+        np.testing.assert_array_equal(new[node[known]], old[: len(node)][known], err_msg=leaf)
+        rest = np.setdiff1d(np.arange(len(new)), node[known])
+        np.testing.assert_array_equal(new[rest], start[rest], err_msg=leaf)
+    carry = np.asarray(there.quota_carry)
+    np.testing.assert_array_equal(carry[env[env >= 0]], np.asarray(state.quota_carry)[: len(env)][env >= 0])
+    assert int(there.step) == 3
+    drawn = jax.jit(scheduler.select)(jax.random.key(2), other, there)  # and it can go on
+    assert np.asarray(drawn.mask).sum() == SIZES["batch_size"]
+
+    same = schedulers.transfer(state, g, scheduler, *map(np.arange, sizes), sizes)
+    if name != "envsched_incremental":  # which works its memory out anew
+        jax.tree.map(np.testing.assert_array_equal, same, state)
+
+
+def test_a_state_of_other_sizes_does_not_move():
+    g, other, node, env = moved()
+    scheduler = schedulers.make("uniform", **SIZES)
+    with pytest.raises(ValueError, match=r"state\.history\.n: axis 0 has 40: expected 41"):
+        schedulers.transfer(scheduler.init(g), other, scheduler, node, env, (41, 8))
