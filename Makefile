@@ -34,8 +34,9 @@ test-fast: setup
 # A trainer in an environment of its own, since trainers pin what others need in other versions.
 test-%: requirements/%.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .
-	.venv-$*/bin/python -m pytest tests/test_integrations_$*.py tests/test_integrations_sampler.py
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $< -e .[models]
+	test ! -e requirements/$*.nodeps.txt || .venv-$*/bin/python -m pip install --quiet --no-deps -r requirements/$*.nodeps.txt
+	.venv-$*/bin/python -m pytest tests/test_integrations_$*.py tests/test_integrations_sampler.py tests/test_load.py
 
 # Resolves pyproject.toml anew for all supported Pythons; needs the tool `uv`.
 lock:
