@@ -52,15 +52,18 @@ def scheduled(trainer: type) -> type:
             _check(self)
             self.args.ignore_data_skip = True  # the dispatcher's state knows what comes next, nothing is skipped
             self._tickets: TicketSampler | None = None
+            self._resumed: str | None = None
 
         def _get_train_sampler(self, dataset: Any = None) -> TicketSampler:
             rows = self.train_dataset if dataset is None else dataset
+            drawn = self.args.max_steps * self.args.gradient_accumulation_steps * self.args.generation_batch_size
             self._tickets = TicketSampler(
                 self.dispatcher,
                 rows["task_id"],
                 size=self.args.generation_batch_size // self.num_generations,
                 copies=self.num_generations,
                 passes=self.num_iterations * self.args.steps_per_generation,
+                length=drawn if drawn > 0 else None,  # one epoch: a new one would shift the stream of random numbers
             )
             return self._tickets
 
@@ -82,6 +85,12 @@ def scheduled(trainer: type) -> type:
                 )
             return scores
 
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            if self._resumed is not None:  # starting the data loader took random numbers from the stream just restored
+                self._load_rng_state(self._resumed)
+                self._resumed = None
+            return super()._prepare_inputs(generation_batch)
+
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
             if self.args.should_save:  # before TRL's files, of which the last one marks a whole checkpoint
                 folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
@@ -96,6 +105,7 @@ def scheduled(trainer: type) -> type:
                 folder = last_checkpoint(self.args.output_dir)
                 if folder is None:
                     raise DispatchError(f"{self.args.output_dir}: no whole checkpoint to resume from")
+            self._resumed = folder or None
             if folder:
                 self.dispatcher.load_state_dict(load_state(Path(folder) / FILE))
             return super().train(resume_from_checkpoint=folder or None, **kwargs)
