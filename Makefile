@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: setup demo test test-fast lint lock clean
+.PHONY: setup bfcl demo test test-fast lint lock clean
 
 setup: $(STAMP)
 
@@ -14,6 +14,10 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
+
+# BFCL's tasks and checks, without the dependencies that their package pins and they do not need.
+bfcl: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bfcl.txt
 
 demo: setup
 	$(BIN)/python -m experiments.ablate --config=configs/ablation.py:demo --workdir=$(DEMO)

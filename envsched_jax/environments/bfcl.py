@@ -1,0 +1,319 @@
+"""BFCL's multi-turn tasks, executed: the Python API classes, tasks and checks of the package `bfcl-eval`.
+
+The package evaluates what a model writes with ``eval`` and keeps its objects in module globals. Here a call is parsed
+to a name and literals first, or refused; it reaches only methods that the task's documents describe; and every episode
+has objects of its own. The package is needed for the tasks (`make bfcl`): its pinned dependencies are not.
+
+Patil et al. 2025, The Berkeley Function Calling Leaderboard.
+"""
+
+import ast
+import copy
+import importlib
+import importlib.util
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from envsched_jax.pool.records import PoolError, Record, Verifier
+
+CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
+ADDED = "I have updated some more functions you can choose from. What about now?"  # the benchmark's words
+LONGEST = 20_000  # characters of one answer that are parsed
+MOST_CALLS = 64  # of one answer
+MOST_DIGITS = 12  # of one number: the maths tools would work on larger ones for ever
+_PACKAGE = "bfcl_eval"
+_ONE_AT_A_TIME = threading.Lock()  # the maths tools set the precision of a library for the whole process
+_CHECKS = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker"
+
+
+class CallError(ValueError):
+    """Text that is no call of a tool, or a call that is not allowed. The message is what the model may be shown."""
+
+
+class Call(NamedTuple):
+    """One call of a tool with literal arguments."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Task(NamedTuple):
+    """One task as the benchmark has it.
+
+    Attributes:
+      task_id: such as ``multi_turn_base_0``.
+      questions: messages of every turn; an empty turn brings back a tool that was missing.
+      solution: calls of every turn, as text.
+      config: where the objects start.
+      classes: of the objects.
+      excluded: tools that no turn has.
+      missing: tools that appear only with a turn, by the number of the turn.
+    """
+
+    task_id: str
+    questions: tuple[tuple[dict[str, str], ...], ...]
+    solution: tuple[tuple[str, ...], ...]
+    config: dict[str, Any]
+    classes: tuple[str, ...]
+    excluded: frozenset[str]
+    missing: dict[int, tuple[str, ...]]
+
+    @property
+    def long_context(self) -> bool:
+        """Whether the objects are filled with much that does not matter."""
+        return "long_context" in self.task_id
+
+
+def available() -> bool:
+    """Tells whether the package is installed."""
+    return importlib.util.find_spec(_PACKAGE) is not None
+
+
+def tasks(categories: Sequence[str] = CATEGORIES) -> dict[str, Task]:
+    """Returns the tasks of some categories by id, 200 each.
+
+    Raises:
+      PoolError: the package is missing, or a category is unknown.
+    """
+    unknown = [name for name in categories if name not in CATEGORIES]
+    if unknown:
+        raise PoolError(f"category {unknown[0]!r}: expected one of {', '.join(CATEGORIES)}")
+    found = {}
+    for category in categories:
+        solutions = {r["id"]: r["ground_truth"] for r in _lines(f"possible_answer/BFCL_v4_multi_turn_{category}.json")}
+        for row in _lines(f"BFCL_v4_multi_turn_{category}.json"):
+            found[row["id"]] = Task(
+                task_id=row["id"],
+                questions=tuple(tuple(turn) for turn in row["question"]),
+                solution=tuple(tuple(turn) for turn in solutions[row["id"]]),
+                config=row["initial_config"],
+                classes=tuple(row["involved_classes"]),
+                excluded=frozenset(row.get("excluded_function", ())),
+                missing={int(turn): tuple(names) for turn, names in row.get("missed_function", {}).items()},
+            )
+    return found
+
+
+def documents(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns what is written of the tools of some classes, by name, as JSON schemas of functions."""
+    files = importlib.import_module(f"{_PACKAGE}.constants.executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    found = {}
+    for name in classes:
+        for tool in _lines(f"multi_turn_func_doc/{files[name]}"):
+            fields = {key: tool[key] for key in ("name", "description", "parameters")}
+            fields["parameters"] = {**fields["parameters"], "type": "object"}
+            found[tool["name"]] = fields
+    return found
+
+
+def pool(categories: Sequence[str] = CATEGORIES) -> list[Record]:
+    """Returns the tasks as a pool: what their tools are, which state they touch, and how they are checked."""
+    found = tasks(categories)
+    docs = {name: documents([name]) for name in sorted({c for task in found.values() for c in task.classes})}
+    return [_record(task, docs) for task in found.values()]
+
+
+def _record(task: Task, docs: Mapping[str, Mapping[str, Any]]) -> Record:
+    owner = {tool: name for name in task.classes for tool in docs[name]}
+    actions = [parse(call)[0].name for turn in task.solution for call in turn]
+    used = tuple(dict.fromkeys(owner[action] for action in actions if action in owner))
+    texts = [f"[turn {i + 1}] {' '.join(m['content'] for m in turn)}" for i, turn in enumerate(task.questions) if turn]
+    return Record(
+        task_id=task.task_id,
+        env_id="+".join(sorted(task.classes)),
+        text="\n".join(texts),
+        tools_available=tuple(sorted(set(owner) - task.excluded)),
+        gt_actions=tuple(actions),
+        n_turns=len(task.questions),
+        state_reads=used,
+        state_writes=used,
+        verifier=Verifier("state_and_response_match_per_turn", sum(map(bool, task.solution)), False),
+        domain=task.classes[-1],
+        group_id=task.task_id.rsplit("_", 1)[1],
+    )
+
+
+class Episode:
+    """One conversation. A turn is: show ``messages`` and ``tools``, ``call`` any number of times, ``end_turn``.
+
+    Attributes:
+      turn: number of the turn, from 0.
+      passed: of the turns that are over, whether state and responses were right.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Begins; raises PoolError if the package is missing."""
+        self.task, self.turn = task, 0
+        self.passed: list[bool] = []
+        self._docs = documents(task.classes)
+        self._mine, self._theirs = _objects(task), _objects(task)
+        self._owner = {
+            tool: name for name in task.classes for tool in documents([name]) if hasattr(self._mine[name], tool)
+        }
+        self._responses: list[str] = []
+        self._called = False
+
+    @property
+    def done(self) -> bool:
+        """Whether every turn is over."""
+        return self.turn >= len(self.task.questions)
+
+    def messages(self) -> list[dict[str, str]]:
+        """Returns what the user says in this turn."""
+        said = [dict(message) for message in self.task.questions[self.turn]]
+        return said or [{"role": "user", "content": ADDED}]
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Returns the schemas of the tools of this turn."""
+        later = {tool for turn, names in self.task.missing.items() if turn > self.turn for tool in names}
+        hidden = self.task.excluded | later
+        return [self._docs[name] for name in self._owner if name not in hidden]
+
+    def call(self, call: Call) -> str:
+        """Executes a call and returns its response, as text; what a tool refuses is an error text, as in the benchmark.
+
+        As there, a tool that this turn does not show works all the same (one reference solution uses such a one).
+
+        Raises:
+          CallError: the task has no such tool; nothing has happened.
+        """
+        if call.name not in self._owner:
+            raise CallError(f"there is no tool {call.name!r}")
+        self._called = True
+        response = _execute(self._mine[self._owner[call.name]], call)
+        self._responses.append(response)
+        return response
+
+    def end_turn(self) -> bool:
+        """Ends the turn and returns whether it passed, by the benchmark's own checks of state and responses."""
+        checks = importlib.import_module(_CHECKS)
+        solution = self.task.solution[self.turn]
+        wanted = []
+        for text in solution:
+            (call,) = parse(text, trusted=True)
+            wanted.append(_execute(self._theirs[self._owner[call.name]], call))
+        passed = True
+        if solution:
+            passed = (
+                self._called
+                and checks.state_checker(self._mine, self._theirs)["valid"]
+                and checks.response_checker(self._responses, wanted, self.turn)["valid"]
+            )
+        self.passed.append(passed)
+        self.turn, self._called = self.turn + 1, False
+        return passed
+
+    def score(self) -> tuple[float, bool]:
+        """Returns the share of turns passed before the first that failed, and whether all of them passed."""
+        first = self.passed.index(False) if False in self.passed else len(self.passed)
+        return first / len(self.task.questions), first == len(self.task.questions)
+
+
+def parse(text: str, *, trusted: bool = False) -> list[Call]:
+    """Returns the calls in a model's answer: ``[f(x=1), g("a")]``, one call, or JSON with name and arguments.
+
+    Nothing is executed: arguments are literals, or the answer is refused.
+
+    Args:
+      text: the answer.
+      trusted: whether numbers may have any size.
+
+    Raises:
+      CallError: the text is no such thing.
+    """
+    text = text.strip()
+    if not 0 < len(text) <= LONGEST:
+        raise CallError(f"expected 1 to {LONGEST} characters, got {len(text)}")
+    try:
+        found = _json_calls(text) if text[0] == "{" or text.startswith("[{") else _python_calls(text)
+    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        if isinstance(error, CallError):
+            raise
+        raise CallError(f"not a list of calls with literal arguments: {type(error).__name__}") from None
+    if not 0 < len(found) <= MOST_CALLS:
+        raise CallError(f"expected 1 to {MOST_CALLS} calls, got {len(found)}")
+    if not trusted:
+        for call in found:
+            _check_literals([*call.args, *call.kwargs.values()], depth=0)
+    return found
+
+
+def _python_calls(text: str) -> list[Call]:
+    body = ast.parse(text, mode="eval").body
+    found = []
+    for node in body.elts if isinstance(body, ast.List | ast.Tuple) else [body]:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            raise CallError("expected calls such as [tool(argument=1)]")
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise CallError("expected named arguments, got **")
+        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        found.append(Call(node.func.id, tuple(ast.literal_eval(arg) for arg in node.args), kwargs))
+    return found
+
+
+def _json_calls(text: str) -> list[Call]:
+    value = json.loads(text)
+    found = []
+    for item in value if isinstance(value, list) else [value]:
+        item = item.get("function", item)
+        arguments = item.get("arguments", item.get("parameters", {}))
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(item["name"], str) or not isinstance(arguments, dict):
+            raise CallError("expected objects with a name and arguments")
+        found.append(Call(item["name"], (), arguments))
+    return found
+
+
+def _check_literals(values: Sequence[Any], depth: int) -> None:
+    if depth > 16:
+        raise CallError("arguments are nested too deeply")
+    for value in values:
+        if isinstance(value, dict):
+            _check_literals([*value.keys(), *value.values()], depth + 1)
+        elif isinstance(value, list | tuple | set | frozenset):
+            _check_literals(list(value), depth + 1)
+        elif isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+            raise CallError(f"a number has more than {MOST_DIGITS} digits")
+        elif value is not None and not isinstance(value, str | int | float):
+            raise CallError(f"an argument is {type(value).__name__}: expected text, numbers, lists or objects")
+
+
+def _objects(task: Task) -> dict[str, Any]:
+    """Returns new objects of a task, one per class."""
+    backend = importlib.import_module(f"{_PACKAGE}.constants.executable_backend_config")
+    found = {}
+    for name in task.classes:
+        made = getattr(importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[name]), name)()
+        if name not in backend.STATELESS_CLASSES:
+            made._load_scenario(copy.deepcopy(task.config.get(name, {})), long_context=task.long_context)
+        found[name] = made
+    return found
+
+
+def _execute(owner: Any, call: Call) -> str:
+    """Calls a method and writes down what it returns, or raises, as the benchmark does."""
+    try:
+        with _ONE_AT_A_TIME:
+            result = getattr(owner, call.name)(*call.args, **call.kwargs)
+    except Exception as error:  # whatever a tool raises is its answer
+        return f"Error during execution: {error}"
+    if isinstance(result, str):
+        return result
+    if isinstance(result, dict):
+        try:
+            return json.dumps(result)
+        except (TypeError, ValueError):
+            return str(result)
+    return str(result)
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise PoolError("the package bfcl-eval is not installed: `make bfcl` installs it without its dependencies")
+    path = Path(spec.origin).parent / "data" / name
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
