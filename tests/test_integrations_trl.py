@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("trl", reason="trl is not installed here: `make test-trl` has an environment for it")
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("ENVSCHED_KILLS", "3"))
+KILLS = int(os.environ.get("ENVSCHED_KILLS", "2"))
 PAGE = Path(__file__).parents[1] / "docs/trainers/trl.md"
 WATCH = """
 def reward(completions, task_id, _reward=reward, **columns):
