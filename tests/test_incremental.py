@@ -71,6 +71,12 @@ def test_sums_equal_the_dense_matrix_in_float64(graph, rounds, block):
     assert float(again.scale) == 1.0 and 0.0 <= float(again.drift) < 1e-5
     spoiled = incremental.refresh(graph, state._replace(ahead=state.ahead + 1.0), record)
     assert float(spoiled.drift) > 1e-3
+    monkeypatch.setattr(incremental, "BLOCK", 24)  # three blocks, of which two overlap
+    blocks = incremental.refresh(graph, state, record)
+    np.testing.assert_allclose(blocks.ahead, expected, rtol=1e-5, atol=1e-5)
+    assert float(blocks.drift) < 1e-5
+    for kept, was in zip(incremental.refresh(graph, state, record, False)[1:], state[1:], strict=True):
+        np.testing.assert_array_equal(kept, was)
 
 
 def test_masked_edges_and_kinds_of_weight_zero_lead_nowhere(graph):

@@ -19,6 +19,7 @@ from envsched_jax.belief.environment import Moments
 from envsched_jax.types import Belief, Graph, History, Outcome
 
 SUMS = ("s1", "ssw", "informative", "n", "dof", "groups")  # what is diffused: sums, then what they are divided by
+BLOCK = 16_384  # tasks that a refresh works out at once
 SMALLEST_SCALE = 1e-24  # below this sums would leave the range of float32; refreshed before
 
 
@@ -131,15 +132,44 @@ def _push(ways: Routes, ahead: jax.Array, node: jax.Array, added: jax.Array, siz
     return jax.lax.while_loop(more, push, (jnp.zeros((), jnp.int32), ahead))[1]
 
 
-def refresh(graph: Graph, state: State, record: History) -> State:
-    """Returns the state worked out from all records, with what had drifted. Costs a round over the pool."""
-    signal = jnp.stack([getattr(record, name) for name in SUMS], axis=1)
-    ways = state.routes
-    around = diffusion.propagate(ways.sender.T, ways.weight.T, signal)
-    ahead = jnp.where(ways.rounds == 2, (1.0 - ways.restart) * around + ways.restart * signal, signal)
-    env = jax.ops.segment_sum(signal, graph.nodes.env, state.env.shape[0])
-    error = jnp.abs(ahead - state.scale * state.ahead).max() / jnp.maximum(jnp.abs(ahead).max(), 1.0)
-    return State(ways, jnp.ones((), jnp.float32), ahead, env, error)
+def refresh(graph: Graph, state: State, record: History, due: bool | jax.Array = True) -> State:
+    """Returns the state worked out from all records, with what had drifted, where that is ``due``, bool[].
+
+    Costs a round over the pool. Rows are written block by block into where they are: otherwise a step that refreshes
+    nothing would copy them all.
+    """
+    ways, num_nodes = state.routes, state.ahead.shape[0]
+    size = min(BLOCK, num_nodes)
+    fields = [getattr(record, name) for name in SUMS]
+
+    def block(number: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
+        ahead, largest, error = carry
+        start = jnp.minimum(number * size, num_nodes - size)  # the last block overlaps the one before
+
+        def rows(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(x, start, size)
+
+        sender, weight = rows(ways.sender), rows(ways.weight)
+        around = jnp.stack([(weight * field[sender]).sum(axis=1) for field in fields], axis=1)
+        own = jnp.stack([rows(field) for field in fields], axis=1)
+        new = jnp.where(ways.rounds == 2, (1.0 - ways.restart) * around + ways.restart * own, own)
+        first = (start + jnp.arange(size, dtype=jnp.int32) >= number * size)[:, None]
+        drift = jnp.where(first, jnp.abs(new - state.scale * rows(ahead)), 0.0).max()
+        ahead = jax.lax.dynamic_update_slice_in_dim(ahead, new, start, 0)
+        return ahead, jnp.maximum(largest, jnp.abs(new).max()), jnp.maximum(error, drift)
+
+    blocks = jnp.where(due, jnp.int32(-(-num_nodes // size)), jnp.int32(0))
+    ahead, largest, error = jax.lax.fori_loop(
+        jnp.int32(0), blocks, block, (state.ahead, jnp.float32(1.0), jnp.float32(0.0))
+    )
+
+    def sums(_: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        env = jax.ops.segment_sum(jnp.stack(fields, axis=1), graph.nodes.env, state.env.shape[0])
+        return jnp.zeros((), bool), env
+
+    _, env = jax.lax.while_loop(lambda carry: carry[0], sums, (jnp.asarray(due, bool), state.env))
+    scale = jnp.where(due, jnp.float32(1.0), state.scale)
+    return State(ways, scale, ahead, env, jnp.where(due, error / largest, state.drift))
 
 
 def believe(

@@ -293,19 +293,19 @@ def _observe(
 def _refresh_if(due: jax.Array, settings: Settings, graph: Graph, state: SchedulerState) -> Memory:
     """Returns the memory, with all sums worked out from the records where that is due."""
     memory: Memory = state.memory
-    belief = memory.belief
 
-    def anew(_: Any) -> Any:
+    def anew(_: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
         counts = value.visit_counts(state.history, state.step, settings.group_size, settings.gamma)
         per_env = jax.ops.segment_sum(counts, graph.nodes.env, memory.env_visits.shape[0])
         per_pattern = jax.ops.segment_sum(counts, graph.nodes.pattern, memory.pattern_visits.shape[0])
-        return jnp.zeros((), bool), incremental.refresh(graph, belief, state.history)[1:], per_env, per_pattern
+        return jnp.zeros((), bool), per_env, per_pattern
 
-    # A loop of no or one round leaves what it carries in place; a conditional would copy it at every step.
-    carry = (due, belief[1:], memory.env_visits, memory.pattern_visits)
-    _, sums, per_env, per_pattern = jax.lax.while_loop(lambda carry: carry[0], anew, carry)
+    carry = (due, memory.env_visits, memory.pattern_visits)
+    _, per_env, per_pattern = jax.lax.while_loop(lambda carry: carry[0], anew, carry)
     return memory._replace(
-        belief=incremental.State(belief.routes, *sums), env_visits=per_env, pattern_visits=per_pattern
+        belief=incremental.refresh(graph, memory.belief, state.history, due),
+        env_visits=per_env,
+        pattern_visits=per_pattern,
     )
 
 
