@@ -48,7 +48,7 @@ def batches(seed, steps, rows=6, nodes=60):
 
 
 @pytest.mark.parametrize("rounds, block", [(1, None), (2, None), (2, 1), (2, 7), (2, 4000)])
-def test_sums_equal_the_dense_matrix_in_float64(graph, rounds, block):
+def test_sums_equal_the_dense_matrix_in_float64(graph, rounds, block, monkeypatch):
     ways = incremental.routes(graph, kind_weights=jnp.asarray(KINDS), restart=0.4, mix=0.6, rounds=rounds)
     state, record = incremental.init(graph, ways), history.init(64)
     update = jax.jit(lambda s, o: incremental.update(graph, s, o, 0.8, block=block))
