@@ -714,3 +714,18 @@ def test_two_dispatchers_compile_once():
     count = programs.select._cache_size()
     make("envsched").propose()
     assert make("envsched")._run.engine._programs is programs and programs.select._cache_size() == count
+
+
+def test_a_state_stays_as_it_was_whatever_happens_to_those_who_took_it_up():
+    first = make()
+    tickets = first.propose()
+    first.cancel(tickets[0].ticket_id, "gone", failed=True)
+    state = first.state_dict()
+    before = json.dumps({k: v for k, v in state.items() if k != "arrays"})
+    for taker in (first, make()):
+        taker.load_state_dict(state)
+        for ticket in taker.open_tickets()[:4]:
+            taker.cancel(ticket.ticket_id, "gone", failed=True)
+        play(taker, 3, coin)
+        assert json.dumps({k: v for k, v in state.items() if k != "arrays"}) == before
+    make().load_state_dict(state)  # its digest still matches

@@ -4,6 +4,7 @@ Plain Python, keyed by task and environment *names*, so a change of the pool mov
 form. Every method is a function of the books and its arguments alone: replaying a journal repeats it.
 """
 
+import copy
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -243,18 +244,19 @@ class Ledger:
 
     @staticmethod
     def from_object(obj: Mapping[str, Any], limits: Limits) -> "Ledger":
-        """Returns the books of ``to_object``."""
+        """Returns the books of ``to_object``, which they leave alone whatever happens later."""
+        obj = copy.deepcopy(obj)
         tickets = {name: [Ticket(**ticket) for ticket in obj[name]] for name in ("open", "expired")}
         return Ledger(
             limits=limits,
             open={ticket.ticket_id: ticket for ticket in tickets["open"]},
             expired={ticket.ticket_id: ticket for ticket in tickets["expired"]},
-            counts=dict(obj["counts"]),
-            failing={name: list(entry) for name, entry in obj["failing"].items()},
-            failing_envs={name: list(entry) for name, entry in obj["failing_envs"].items()},
+            counts=obj["counts"],
+            failing=obj["failing"],
+            failing_envs=obj["failing_envs"],
             verdicts=[(number, task_id, env_id, brought) for number, task_id, env_id, brought in obj["verdicts"]],
             tallies={name: Tally(**tally) for name, tally in obj["tallies"].items()},
-            seen=dict(obj["seen"]),
+            seen=obj["seen"],
             recent=deque(((p, bool(informative)) for p, informative in obj["recent"]), maxlen=WINDOW),
         )
 
