@@ -46,6 +46,7 @@ def equal(a, b):
     )
 
 
+@pytest.mark.slow
 def test_seeds_run_alike_alone_and_together(programs):
     together, metrics = programs.run(programs.init(jnp.asarray([3, 4])))
     alone, metrics_alone = programs.run(programs.init(jnp.asarray([4])))
@@ -105,6 +106,7 @@ def test_filter_charges_what_it_throws_away(suite, config):
     assert int(metrics.env_count[0].sum()) == batches * train.batch_size
 
 
+@pytest.mark.slow
 def test_filter_keeps_informative_groups_first(suite, config):
     filtered = build.build_arm(suite, config, scheduler={"name": "uniform"}, filter="dapo")
     state = jax.tree.map(lambda x: x[0], filtered.init(jnp.asarray([1])))

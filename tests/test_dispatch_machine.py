@@ -195,7 +195,7 @@ def play(examples, steps, monkeypatch):
 
 
 def test_any_calls(monkeypatch):
-    play(6, 50, monkeypatch)
+    play(4, 50, monkeypatch)
 
 
 @pytest.mark.slow

@@ -36,7 +36,9 @@ STOREYS = (
 )
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "name", [name if name.startswith("README") else pytest.param(name, marks=pytest.mark.slow) for name in BLOCKS]
+)
 def test_blocks_of_the_documents_run(name, tmp_path):
     script = tmp_path / "block.py"  # a file, since worker processes import the script they came from
     script.write_text(BLOCKS[name])

@@ -133,6 +133,7 @@ def test_bound_agrees_with_quadrature(n, mean, var, data):
 # the belief
 
 
+@pytest.mark.slow
 def test_one_task_moves_its_twins_most_then_its_environment(graph):
     start = field.init(field.Settings(), graph)
     before = field.believe(graph, start, 4)

@@ -210,6 +210,7 @@ def test_update_skips_groups_without_advantage_exactly(trajectory):
     assert float(value) != 0 and float(metrics.grad_norm) > 0
 
 
+@pytest.mark.slow
 def test_update_reports_how_far_the_policy_has_moved(trajectory):
     moved = jax.tree.map(lambda x: 1.5 * x, PARAMS)
     metrics = sgd_step(moved, trajectory, jnp.full_like(trajectory.reward, 1e-6))[2]

@@ -113,6 +113,7 @@ def test_whole_pools_are_picked_from_as_envsched_does(graph, settings):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_laws_with_fewer_candidates_than_tasks(graph):
     scheduler = schedulers.envsched_incremental(**SIZES, candidates=32, refresh=2)
     testing.check_scheduler(scheduler, graph, jax.random.key(1), eager=False, ages=True, numbers=True)
@@ -133,6 +134,7 @@ def test_the_numbering_of_the_nodes_does_not_matter(graph):
         np.testing.assert_allclose(first.p_informative, second.p_informative, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_edges_are_read_at_the_start_only(graph):
     scheduler = schedulers.envsched_incremental(**SIZES, candidates=32, refresh=2)
     state, lean = scheduler.init(graph), recipe.lean(graph)
@@ -191,6 +193,7 @@ def test_draws_are_even_over_tasks_or_over_environments(graph):
     np.testing.assert_allclose(spread, np.where(eligible, 1.0 / (5 * tasks[env]), 0.0), atol=0.006)
 
 
+@pytest.mark.slow
 def test_the_shortlist_finds_the_best_tasks_of_the_pool():
     """With nothing new to learn it ends with the best there are, which a look at all tasks confirms."""
     g = testing.tiny_graph(400, envs=8, k=4, seed=5)
