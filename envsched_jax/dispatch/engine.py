@@ -95,6 +95,7 @@ class Engine:
         by_id = {record.task_id: record for record in records}
         self._first = [by_id[task_id] for _, task_id in sorted(zip(index.record.tolist(), index.task_ids, strict=True))]
         self._first_graph = graph, index
+        self._first_fingerprints = {record.task_id: _fingerprint(record) for record in self._first}
         self.group_size, self.seed, self._scheduler, self._graph_seed = group_size, seed, scheduler, graph_seed
         self._begin()
         self._base = [self.fingerprints[task_id] for task_id in index.task_ids]
@@ -264,7 +265,7 @@ class Engine:
         self._set_graph(*self._first_graph)
         self.records = self._first
         self.growth: list[list[dict[str, Any]]] = []  # what was added since, a call each
-        self.fingerprints = {record.task_id: _fingerprint(record) for record in self.records}
+        self.fingerprints = self._first_fingerprints
 
     def _extend(self, grown: Grown) -> None:
         self._set_graph(grown.graph, grown.names)

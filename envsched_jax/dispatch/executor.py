@@ -119,6 +119,10 @@ class GroupExecutor(ABC):
     async def _roll(self, task: dict[str, Any], seed: int, asked: dict[str, Any]) -> dict[str, Any]:
         """Makes one rollout within the deadline; returns a reply as ``worker.reply`` does."""
 
+    def _late(self) -> dict[str, Any]:
+        """Returns the reply of a rollout that is past its deadline."""
+        return worker.lost("env_timeout", f"over {self._deadline:g} s") | {"seconds": self._deadline}
+
     def _check_open(self) -> None:
         if self._closed:
             raise ExecutorError("the executor is closed")
@@ -175,5 +179,5 @@ class AsyncExecutor(GroupExecutor):
                 return worker.reply(await self._rollout(dict(task), seed, dict(asked)))
         except Exception as error:  # a TimeoutError may be the rollout's own
             if limit.expired():
-                return worker.lost("env_timeout", f"over {self._deadline:g} s") | {"seconds": self._deadline}
+                return self._late()
             return worker.lost("env_error", f"{type(error).__name__}: {error}")

@@ -76,7 +76,7 @@ class ProcessExecutor(GroupExecutor):
             return worker.lost("infra_error", f"its process ended with exit status {one.exit_status}")
         except TimeoutError:
             await self._end(one)
-            return worker.lost("env_timeout", f"over {self._deadline:g} s") | {"seconds": self._deadline}
+            return self._late()
         except BaseException:  # cancelled, say: an answer that nobody waits for must not meet the next question
             await self._end(one)
             raise

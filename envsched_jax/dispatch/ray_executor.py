@@ -58,7 +58,7 @@ class RayExecutor(GroupExecutor):
             if not limit.expired():
                 raise
             self._ray.cancel(made, force=True)
-            return worker.lost("env_timeout", f"over {self._deadline:g} s") | {"seconds": self._deadline}
+            return self._late()
         except asyncio.CancelledError:
             self._ray.cancel(made, force=True)
             raise

@@ -149,11 +149,13 @@ class Episode:
         """Begins; raises PoolError if the package is missing."""
         self.task, self.turn = task, 0
         self.passed: list[bool] = []
-        self._docs = documents(task.classes)
+        self._docs: dict[str, dict[str, Any]] = {}
+        self._owner: dict[str, str] = {}
         self._mine, self._theirs = _objects(task), _objects(task)
-        self._owner = {
-            tool: name for name in task.classes for tool in documents([name]) if hasattr(self._mine[name], tool)
-        }
+        for name in task.classes:
+            docs = documents([name])
+            self._docs |= docs
+            self._owner |= {tool: name for tool in docs if hasattr(self._mine[name], tool)}
         self._responses: list[str] = []
         self._called = False
 

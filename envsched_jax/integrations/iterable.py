@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from envsched_jax.dispatch import Dispatcher, DispatchError, Feedback, feedback
-from envsched_jax.integrations.sampler import batches
+from envsched_jax.integrations.sampler import batches, require_rows
 
 Row = Mapping[str, Any]
 
@@ -43,9 +43,7 @@ class TicketBatches:
         Raises:
           DispatchError: a task of the pool has no row.
         """
-        missing = [task_id for task_id in dispatcher.records if task_id not in rows]
-        if missing:
-            raise DispatchError(f"rows: none for {missing[0]!r} ({len(missing)} tasks of the pool have none)")
+        require_rows(dispatcher, rows, "rows")
         self.dispatcher, self.size, self._rows = dispatcher, size or dispatcher.batch_size, rows
         self._skip, self._collate = skip, collate or columns
 

@@ -4,7 +4,7 @@ Use it with ``num_workers=0``: a worker process would draw from a copy of the di
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from envsched_jax.dispatch import Dispatcher, DispatchError, Feedback, Ticket, feedback
@@ -22,6 +22,13 @@ def batches(dispatcher: Dispatcher, size: int) -> Iterator[list[Ticket]]:
             waiting.extend(dispatcher.propose(size - len(waiting), fill=True))
         else:
             yield [waiting.popleft() for _ in range(size)]
+
+
+def require_rows(dispatcher: Dispatcher, rows: Container[str], where: str) -> None:
+    """Raises DispatchError, which begins with ``where``, unless every task of the pool is among the rows."""
+    missing = [task_id for task_id in dispatcher.records if task_id not in rows]
+    if missing:
+        raise DispatchError(f"{where}: no row for {missing[0]!r} ({len(missing)} tasks of the pool have none)")
 
 
 class TicketSampler:
@@ -59,9 +66,7 @@ class TicketSampler:
         self._row: dict[str, int] = {}
         for row, task_id in enumerate(task_ids):
             self._row.setdefault(task_id, row)
-        missing = [task_id for task_id in dispatcher.records if task_id not in self._row]
-        if missing:
-            raise DispatchError(f"task_ids: no row for {missing[0]!r} ({len(missing)} tasks of the pool have none)")
+        require_rows(dispatcher, self._row, "task_ids")
         self._length = len(task_ids) * copies * passes if length is None else length
         self.delivered: deque[Ticket] = deque()  # drawn, without an outcome, oldest first
 

@@ -4,7 +4,6 @@ Two families, which differ only in what ``TransformerConfig`` says: Llama (SmolL
 read one at a time and cast as they come, so the peak of memory is the model and its largest tensor.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -67,9 +66,9 @@ def load(path: str | os.PathLike[str], dtype: str = "bfloat16") -> Transformer:
     """
     source = Path(path)
     if source.is_file():
-        with _opened(source) as reader:
-            config = gguf_config(reader, str(source), dtype)
-            return _filled(config, _gguf_tensors(reader, config), str(source))
+        reader = open_gguf(source)
+        config = gguf_config(reader, str(source), dtype)
+        return _filled(config, _gguf_tensors(reader, config), str(source))
     config = read_config(source, dtype)
     return _filled(config, _safetensors(source), str(source))
 
@@ -238,15 +237,14 @@ def _safetensors(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 # ------------------------------------------------------------------------------------------------------------- GGUF
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def open_gguf(path: Path) -> Any:
+    """Returns the ``gguf.GGUFReader`` of a file; raises ModelError if it is none."""
     from gguf import GGUFReader
 
     try:
-        reader = GGUFReader(path)
+        return GGUFReader(path)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: expected a GGUF file: {error}") from None
-    yield reader
 
 
 def field(reader: Any, name: str, where: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envsched_jax.policy.load import ModelError, field
+from envsched_jax.policy.load import ModelError, field, open_gguf
 
 CONTROL = 3  # the type of a token, in GGUF files, that no text turns into
 
@@ -120,16 +120,11 @@ def _json(value: Any, indent: int | None = None, **_: Any) -> str:
 
 
 def _from_gguf(path: Path) -> Tokenizer:
-    from gguf import GGUFReader
     from tokenizers import AddedToken, models, pre_tokenizers
     from tokenizers import Tokenizer as Encoder
     from tokenizers.decoders import ByteLevel
 
-    try:
-        reader = GGUFReader(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: expected a GGUF file: {error}") from None
-    where = str(path)
+    reader, where = open_gguf(path), str(path)
     kinds = tuple(field(reader, f"tokenizer.ggml.{name}", where) for name in ("model", "pre"))
     if kinds != ("gpt2", "smollm"):
         raise ModelError(f"{where}: a tokenizer of kind {kinds}: expected ('gpt2', 'smollm'): use its tokenizer.json")
