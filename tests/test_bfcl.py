@@ -15,7 +15,8 @@ from hypothesis import given, settings
 
 from envsched_jax import graph
 from envsched_jax.environments import bfcl
-from envsched_jax.environments.bfcl import Call, CallError, Episode, parse
+from envsched_jax.environments.bfcl import Episode
+from envsched_jax.environments.calls import Call, CallError, parse
 
 DATA = Path(__file__).parents[1].parent / "shared/data/bfcl_multiturn/tasks.jsonl"
 needs_package = pytest.mark.skipif(not bfcl.available(), reason="bfcl-eval is not installed: `make bfcl` does it")

@@ -7,7 +7,6 @@ has objects of its own. The package is needed for the tasks (`make bfcl`): its p
 Patil et al. 2025, The Berkeley Function Calling Leaderboard.
 """
 
-import ast
 import copy
 import importlib
 import importlib.util
@@ -17,28 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from envsched_jax.environments.calls import Call, CallError, parse
+from envsched_jax.environments.conversation import Message, Schema
 from envsched_jax.pool.records import PoolError, Record, Verifier
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 ADDED = "I have updated some more functions you can choose from. What about now?"  # the benchmark's words
-LONGEST = 20_000  # characters of one answer that are parsed
-MOST_CALLS = 64  # of one answer
-MOST_DIGITS = 12  # of one number: the maths tools would work on larger ones for ever
 _PACKAGE = "bfcl_eval"
 _ONE_AT_A_TIME = threading.Lock()  # the maths tools set the precision of a library for the whole process
 _CHECKS = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker"
-
-
-class CallError(ValueError):
-    """Text that is no call of a tool, or a call that is not allowed. The message is what the model may be shown."""
-
-
-class Call(NamedTuple):
-    """One call of a tool with literal arguments."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class Task(NamedTuple):
@@ -215,73 +201,57 @@ class Episode:
         return first / len(self.task.questions), first == len(self.task.questions)
 
 
-def parse(text: str, *, trusted: bool = False) -> list[Call]:
-    """Returns the calls in a model's answer: ``[f(x=1), g("a")]``, one call, or JSON with name and arguments.
+class Talk:
+    """An episode as a conversation; tools that join later are shown in the message of their turn."""
 
-    Nothing is executed: arguments are literals, or the answer is refused.
+    def __init__(self, task: Task) -> None:
+        """Begins; raises PoolError if the package is missing."""
+        self._episode = Episode(task)
+        self._shown: list[str] = []
 
-    Args:
-      text: the answer.
-      trusted: whether numbers may have any size.
+    def opening(self) -> tuple[list[Message], list[Schema]]:
+        """Returns the first turn's messages and tools."""
+        tools = self._episode.tools()
+        self._shown = [tool["name"] for tool in tools]
+        return self._episode.messages(), tools
+
+    def call(self, call: Call) -> str:
+        """Executes a call, see ``Episode``."""
+        return self._episode.call(call)
+
+    def reply(self, text: str) -> list[Message]:
+        """Ends the turn; what the text says does not matter, as in the benchmark."""
+        self._episode.end_turn()
+        if self._episode.done:
+            return []
+        messages = self._episode.messages()
+        new = [tool for tool in self._episode.tools() if tool["name"] not in self._shown]
+        self._shown += [tool["name"] for tool in new]
+        if new:
+            described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in new)
+            messages[0]["content"] = f"{described}\n{messages[0]['content']}"
+        return messages
+
+    def done(self) -> bool:
+        """Tells whether every turn is over."""
+        return self._episode.done
+
+    def score(self) -> tuple[float, bool]:
+        """Returns the share of turns passed before the first that failed, and whether all passed."""
+        return self._episode.score()
+
+
+def start(task_id: str) -> Talk:
+    """Begins a conversation about a task; to be given to ``conversation.Hosted``.
 
     Raises:
-      CallError: the text is no such thing.
+      PoolError: no such task, or the package is missing.
     """
-    text = text.strip()
-    if not 0 < len(text) <= LONGEST:
-        raise CallError(f"expected 1 to {LONGEST} characters, got {len(text)}")
-    try:
-        found = _json_calls(text) if text[0] == "{" or text.startswith("[{") else _python_calls(text)
-    except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
-        if isinstance(error, CallError):
-            raise
-        raise CallError(f"not a list of calls with literal arguments: {type(error).__name__}") from None
-    if not 0 < len(found) <= MOST_CALLS:
-        raise CallError(f"expected 1 to {MOST_CALLS} calls, got {len(found)}")
-    if not trusted:
-        for call in found:
-            _check_literals([*call.args, *call.kwargs.values()], depth=0)
-    return found
-
-
-def _python_calls(text: str) -> list[Call]:
-    body = ast.parse(text, mode="eval").body
-    found = []
-    for node in body.elts if isinstance(body, ast.List | ast.Tuple) else [body]:
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            raise CallError("expected calls such as [tool(argument=1)]")
-        if any(keyword.arg is None for keyword in node.keywords):
-            raise CallError("expected named arguments, got **")
-        kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        found.append(Call(node.func.id, tuple(ast.literal_eval(arg) for arg in node.args), kwargs))
-    return found
-
-
-def _json_calls(text: str) -> list[Call]:
-    value = json.loads(text)
-    found = []
-    for item in value if isinstance(value, list) else [value]:
-        item = item.get("function", item)
-        arguments = item.get("arguments", item.get("parameters", {}))
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(item["name"], str) or not isinstance(arguments, dict):
-            raise CallError("expected objects with a name and arguments")
-        found.append(Call(item["name"], (), arguments))
-    return found
-
-
-def _check_literals(values: Sequence[Any], depth: int) -> None:
-    if depth > 16:
-        raise CallError("arguments are nested too deeply")
-    for value in values:
-        if isinstance(value, dict):
-            _check_literals([*value.keys(), *value.values()], depth + 1)
-        elif isinstance(value, list | tuple | set | frozenset):
-            _check_literals(list(value), depth + 1)
-        elif isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
-            raise CallError(f"a number has more than {MOST_DIGITS} digits")
-        elif value is not None and not isinstance(value, str | int | float):
-            raise CallError(f"an argument is {type(value).__name__}: expected text, numbers, lists or objects")
+    category = task_id.removeprefix("multi_turn_").rsplit("_", 1)[0]
+    found = tasks([category])
+    if task_id not in found:
+        raise PoolError(f"task {task_id!r}: expected multi_turn_<category>_<number of the benchmark>")
+    return Talk(found[task_id])
 
 
 def _objects(task: Task) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""What the agent loop needs of an environment on the host: one conversation between a model, tools and a user.
+
+A conversation may hang, leak or crash; `hosted` gives each a process of its own and a limit for every request.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from envsched_jax.environments.calls import Call, CallError
+
+Message = dict[str, Any]  # role, content, and what else a chat template reads
+Schema = dict[str, Any]  # name, description, and JSON schema of the parameters, of a tool
+START_SECONDS = 120.0  # for a process to import an environment; more is a mistake
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+class ConversationError(RuntimeError):
+    """The environment failed, not the policy. ``status`` is env_timeout or env_error: this rollout has no reward."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Conversation(Protocol):
+    """One rollout of one task. The model's turn lasts until it answers without a call.
+
+    Every method takes and returns plain values, so that a conversation can live in another process.
+    """
+
+    def opening(self) -> tuple[list[Message], list[Schema]]:
+        """Returns what the model reads first, the last message a user's, and the tools that it may call."""
+        ...
+
+    def call(self, call: Call) -> str:
+        """Executes a call and returns what the model is to read; what a tool refuses is such a text, too.
+
+        Raises:
+          CallError: there is no such tool; nothing has happened.
+        """
+        ...
+
+    def reply(self, text: str) -> list[Message]:
+        """Takes an answer without calls, which ends the turn; returns what comes next, nothing if it is over."""
+        ...
+
+    def done(self) -> bool:
+        """Tells whether it is over; a call may end it."""
+        ...
+
+    def score(self) -> tuple[float, bool]:
+        """Returns progress in [0, 1] and whether the task is solved, of a conversation ended at any point."""
+        ...
+
+
+class Hosted:
+    """A conversation in a process of its own. Requests are sent with ``ask`` and answered at ``answer``, one at a time.
+
+    A request past its limit, and a process that ends, raise ConversationError then and ever after. Processes import the
+    script that was started, as those of `multiprocessing` do: keep its main part under ``if __name__ == "__main__"``.
+    """
+
+    def __init__(self, make: Callable[..., Conversation], *args: Any, limit: float = 10.0) -> None:
+        """Begins to start it.
+
+        Args:
+          make: function at the top of a module; makes the conversation.
+          *args: of ``make``.
+          limit: seconds for each request; making the conversation does not count.
+        """
+        self._limit, self._failure, self._deadline = limit, "", time.monotonic() + START_SECONDS
+        context: Any = multiprocessing.get_context(_METHOD)
+        if _METHOD == "forkserver":
+            context.set_forkserver_preload([make.__module__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, make, args), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._status = "env_error"
+
+    def ask(self, method: str, *args: Any) -> None:
+        """Sends a request: the name of a method of a conversation, and its arguments."""
+        self._check()
+        try:
+            self._pipe.send((method, args))
+        except OSError:
+            self._fail("env_error", "its process ended")
+        self._deadline = max(self._deadline, time.monotonic() + self._limit)
+
+    def ready(self) -> bool:
+        """Tells whether ``answer`` returns, or raises, at once."""
+        return bool(self._failure) or self._pipe.poll() or time.monotonic() >= self._deadline
+
+    def answer(self) -> Any:
+        """Waits for the answer to the last request.
+
+        Raises:
+          CallError: of the method.
+          ConversationError: the environment failed, or was too slow.
+        """
+        self._check()
+        if not self._pipe.poll(max(self._deadline - time.monotonic(), 0.0)):
+            self._fail("env_timeout", f"no answer within {self._limit:g} s")
+        try:
+            kind, value = self._pipe.recv()
+        except (EOFError, OSError):
+            self._fail("env_error", "its process ended")
+        self._deadline = 0.0  # the next request has its own limit
+        if kind == "refused":
+            raise CallError(value)
+        if kind == "failed":
+            self._fail("env_error", value)
+        return value
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.join()
+
+    def _check(self) -> None:
+        if self._failure:
+            raise ConversationError(self._status, self._failure)
+
+    def _fail(self, status: str, message: str) -> None:
+        self._status, self._failure = status, message
+        self.close()
+        raise ConversationError(status, message)
+
+
+def _serve(pipe: Connection, make: Callable[..., Conversation], args: tuple[Any, ...]) -> None:
+    conversation: Conversation | None = None
+    while True:
+        try:
+            method, values = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if conversation is None:
+                conversation = make(*args)
+            answer = "value", getattr(conversation, method)(*values)
+        except CallError as error:
+            answer = "refused", str(error)
+        except Exception as error:  # whatever an environment raises is its failure, not the policy's
+            answer = "failed", f"{type(error).__name__}: {error}"[-2000:]
+        pipe.send(answer)
