@@ -99,6 +99,85 @@ _RENTAL = {
     """,
 }
 
+_CLOCK_TOOLS = [
+    {"name": "switch_on", "description": "Switches on.", "parameters": {"type": "dict", "properties": {}}},
+    {
+        "name": "add_alarm",
+        "description": "Adds alarms.",
+        "parameters": {
+            "type": "dict",
+            "required": ["hour", "days"],
+            "properties": {"hour": {"type": "float"}, "days": {"type": "list", "items": {"type": "dict"}}},
+        },
+    },
+    {"name": "ring", "description": "No class has it.", "parameters": {"type": "dict", "properties": {}}},
+]
+_CLOCK_END = [{"BaseApi": {"on": True}}, {"ClockApi": {"alarms": {"1": {"hour": 7, "days": [{"day": "Ann's"}]}}}}]
+
+
+def _clock_rows(kind, question, stones):
+    start = {"initial_config": {"BaseApi": {"on": False}}, "involved_classes": ["BaseApi", "ClockApi"]}
+    rows, answers = [], []
+    for number, ways in enumerate(stones):
+        name = f"agent_{kind}_{number}"
+        rows.append({"id": name, "question": question, **start, "function": _CLOCK_TOOLS})
+        answers.append({"id": name, "ground_truth": _CLOCK_END, "mile_stone": ways})
+    return {
+        f"data_all/data_en/data_agent_{kind}.json": "\n".join(map(json.dumps, rows)),
+        f"data_all/data_en/possible_answer/data_agent_{kind}.json": "\n".join(map(json.dumps, answers)),
+    }
+
+
+_STONES = ["[switch_on()]", '[add_alarm(hour=7, days=[{"day": "Ann\'s"}])] ']
+_CLOCK = {
+    "model_inference/__init__.py": "import a_client_that_nobody_has\n",
+    "model_inference/multi_turn/__init__.py": "import a_client_that_nobody_has\n",
+    "model_inference/apimodel_inference.py": """
+        import a_client_that_nobody_has
+
+        SAVED_CLASS = {"BaseApi": ["on"], "ClockApi": ["alarms"]}
+    """,
+    "model_inference/prompt_en.py": 'TRAVEL_PROMPT_EN = "Travel."\nBASE_PROMPT_EN = "It is June. Ask for the hour."\n',
+    "model_inference/multi_turn/scenariosen/base_api.py": """
+        class BaseApi:
+            def __init__(self):
+                self.on = False
+
+            def _load_scenario(self, scenario, long_context=False):
+                self.on = scenario.get("on", False)
+
+            def switch_on(self):
+                self.on = True
+                return {"status": True}
+    """,
+    **_clock_rows("multi_step", "Set an alarm.", [_STONES, [["[ring()]"], _STONES], ["[ring(x='Ann's')]"]]),
+    **_clock_rows("multi_turn", "You want an alarm at 7.", [_STONES]),
+}
+for _kind in ("multi_step", "multi_turn"):
+    _CLOCK[f"model_inference/{_kind}/{_kind}_utils.py"] = f"""
+        CLASS_FILE_PATH_MAPPING_EN = {{
+            "BaseApi": "model_inference.multi_turn.scenariosen.base_api",
+            "ClockApi": "model_inference.{_kind}.scenariosen.clock",
+        }}
+    """
+    _CLOCK[f"model_inference/{_kind}/scenariosen/clock.py"] = """
+        from model_inference.multi_turn.scenariosen.base_api import BaseApi
+
+        class ClockApi(BaseApi):
+            def __init__(self):
+                self.alarms = {}
+                self.history = object()  # is not checked
+
+            def add_alarm(self, hour, days):
+                if not self.on:
+                    return {"status": False, "message": "switched off"}
+                self.alarms[len(self.alarms) + 1] = {"hour": hour, "days": days}
+                return f"{len(self.alarms)} set"
+
+            def secret(self):
+                return "not described"
+    """
+
 
 def write(folder, files):
     for name, text in files.items():
@@ -111,3 +190,8 @@ def write(folder, files):
 def rental(folder):
     """Writes a checkout of tau-bench's layout: two tasks and one more of another split; returns the folder."""
     return write(folder, _RENTAL)
+
+
+def clock(folder):
+    """Writes a checkout of ACEBench's layout: three tasks of multi_step, one of multi_turn; returns the folder."""
+    return write(folder, _CLOCK)
