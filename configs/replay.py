@@ -26,6 +26,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     smoke = preset == "smoke"
     config = ConfigDict()
     config.data_dir = config_dict.placeholder(str)
+    config.pool = config_dict.placeholder(str)  # records in place of the data set's: `bfcl`, or a file of JSON lines
     config.text_model = config_dict.placeholder(str)  # local folder of a sentence-embedding model; without, TF-IDF
     config.arms = FIRST if smoke else (*FIRST, *OURS, *sorted(set(RECIPES) - set(FIRST) - SAME))
     # Arms that are not a recipe with its default arguments: {arm: {"recipe": name, argument: value, ...}}. The peers

@@ -10,7 +10,8 @@ Models ordered from weak to strong stand in for one policy that is being trained
 `checkpoints`; what a rollout returns, by `draw`; what the oracle may see, by `held_back_variance`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,6 +95,23 @@ def load(folder: str | Path) -> Recorded:
     if np.isinf(reward).any() or np.isnan(reward).all():
         raise RecordedError(f"{where}: rewards must be finite, or NaN where there is no trial, and not all be NaN")
     return Recorded(folder.resolve().name, records, tuple(str(m) for m in models), reward)
+
+
+def with_pool(data: Recorded, records: Sequence[Record], where: str) -> Recorded:
+    """Returns the data set with other records of the same tasks, in the order of its own; `where` names them.
+
+    Raises:
+      RecordedError: the ids of the records are not those of the data set.
+    """
+    by_id = {record.task_id: record for record in records}
+    ids = [record.task_id for record in data.records]
+    for few, many, what in ((by_id, ids, "lacks"), (set(ids), by_id, "has")):
+        odd = sorted(name for name in many if name not in few)
+        if odd:
+            names = ", ".join(odd[:3]) + (", ..." if len(odd) > 3 else "")
+            end = "of data set" if what == "lacks" else "that are not in data set"
+            raise RecordedError(f"pool {where}: {what} {len(odd)} tasks {end} {data.name}: {names}")
+    return replace(data, records=[by_id[name] for name in ids])
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

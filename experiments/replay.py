@@ -7,6 +7,9 @@ spread evenly over the steps; at every step an arm picks `B = ceil(T / pool_over
 trials of each. An arm is better when more of its groups are *live* (their rewards differ) per 1,000 rollouts spent.
 Beside that, beliefs are asked to predict outcomes that they have not seen (`experiments.prediction`).
 
+The graph is built from the records of the data set, or from those of `--config.pool`: a file of JSON lines, or `bfcl`
+for the benchmark's own tools, state and checks. They must be the same tasks.
+
 Arms with the same seed meet the same luck: the group that a task would return at a step does not depend on who asks.
 A finished arm of a data set is kept in `W/results` and not run again while its settings and its data stay the same.
 """
@@ -25,11 +28,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envsched_jax import schedulers
+from envsched_jax.environments import bfcl
+from envsched_jax.pool import Record, read_jsonl
 from experiments import common, loop, prediction, recorded, replay_report, replay_summary, report, text_vectors
 from experiments.recorded import OUTCOMES, TASKS, Recorded
 from experiments.replay_arm import Pool, prepare, run_arm
 
 CONFIG = "configs/replay.py"
+BFCL = "bfcl"  # the pool that is read from the benchmark's own tools, states and checks
 CLAIRVOYANT = "clairvoyant"
 REWIRED = "rewired"  # option of an arm: its edges lead to random tasks
 KEPT = "kept from an earlier run"
@@ -75,8 +81,7 @@ def _fingerprint(folder: Path, data: Recorded, basis: Mapping[str, Any], setting
     digest = hashlib.sha256(json.dumps(common.plain([basis, settings]), sort_keys=True).encode())
     for name in (TASKS, OUTCOMES):
         digest.update((folder / name).read_bytes())
-    for record in data.records:
-        digest.update(np.asarray(record.embedding or (), np.float64).tobytes())
+    digest.update(repr(data.records).encode())  # they may be another pool's, and have vectors of their own
     return digest.hexdigest()
 
 
@@ -103,11 +108,25 @@ def _run_or_keep(path: Path, mark: str, run: Callable[[], Mapping[str, Any]]) ->
 # ------------------------------------------------------------------------------------------------ program
 
 
-def _load(data_dir: str | None, text_model: str | None) -> list[tuple[Path, Recorded]]:
-    """All data sets, with the text vectors of `text_model` where one is given."""
+def _records(pool: str) -> list[Record]:
+    """The records of a pool by name (`bfcl`) or of a file."""
+    if pool == BFCL:
+        return bfcl.pool(("base", "miss_func", "miss_param"))  # the categories that outcomes were recorded of
+    if not Path(pool).is_file():
+        raise recorded.RecordedError(f"config.pool: {pool}: no such file; expected one of JSON lines, or '{BFCL}'")
+    return read_jsonl(pool)
+
+
+def _load(data_dir: str | None, text_model: str | None, pool: str | None = None) -> list[tuple[Path, Recorded]]:
+    """All data sets, with the records of `pool` and the text vectors of `text_model` where they are given."""
     if not data_dir:
         raise recorded.RecordedError("no data: pass --config.data_dir=DIR, a data set or a folder of data sets")
     found = [(folder, recorded.load(folder)) for folder in recorded.find_sets(data_dir)]
+    if pool is not None:
+        if len(found) > 1:
+            raise recorded.RecordedError(f"config.pool: {pool}: expected one data set, got {len(found)} in {data_dir}")
+        ((folder, data),) = found
+        found = [(folder, recorded.with_pool(data, _records(pool), pool))]
     if text_model is None:
         return found
     model = text_vectors.load(text_model)
@@ -149,6 +168,7 @@ def replay(
     workdir: Path,
     *,
     data_dir: str | None,
+    pool: str | None,
     text_model: str | None,
     arms: tuple[str, ...],
     variants: Mapping[str, Mapping[str, Any]],
@@ -162,30 +182,30 @@ def replay(
     predict: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Replays every arm on every data set and returns the summary; see `configs/replay.py` for the arguments."""
-    loaded = _load(data_dir, text_model)
+    loaded = _load(data_dir, text_model, pool)
     if seeds < 1 or steps < 2 or group_size < 2 or pool_over_batch < 1:
         raise ValueError("seeds and pool_over_batch must be at least 1, steps and group_size at least 2")
     recipes = _recipes(arms, variants)
     code = loop.code_digest()
     results, datasets = {}, {}
     for folder, data in loaded:
-        pool = prepare(data, group_size=group_size, cohort=cohort, graph=graph)
+        ready = prepare(data, group_size=group_size, cohort=cohort, graph=graph)
         batch_size = math.ceil(len(data.records) / pool_over_batch)
         sizes = {"batch_size": batch_size, "group_size": group_size}
         basis = {"cohort": cohort, "graph": graph, "code": code}
         mark = partial(_fingerprint, folder, data, basis)
         protocol = {"seeds": seeds, "steps": steps, "evaluations": evaluations, **sizes}
-        results[data.name] = _arms(workdir, data.name, pool, recipes, protocol, mark)
+        results[data.name] = _arms(workdir, data.name, ready, recipes, protocol, mark)
         believers = _believers(recipes, **sizes)
         path = workdir / "results" / f"{data.name}.prediction.json"
-        ask = partial(_predict, data, pool, group_size, believers, sizes, predict)
+        ask = partial(_predict, data, ready, group_size, believers, sizes, predict)
         predicted, took = _run_or_keep(path, mark({"believers": believers, **sizes, **predict}), ask)
         print(f"{data.name} prediction of outcomes not seen ({took})", flush=True)
         figures = replay_summary.summarise(results[data.name])
         datasets[data.name] = {
             "tasks": len(data.records),
-            "environments": len(np.unique(pool.env)),
-            "checkpoints": [[data.models[m] for m in models] for models in pool.members],
+            "environments": len(np.unique(ready.env)),
+            "checkpoints": [[data.models[m] for m in models] for models in ready.members],
             "batch_size": batch_size,
             "arms": {arm: figures[arm] for arm in arms},
             CLAIRVOYANT: figures[CLAIRVOYANT],

@@ -97,7 +97,13 @@ def documents(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def pool(categories: Sequence[str] = CATEGORIES) -> list[Record]:
-    """Returns the tasks as a pool: what their tools are, which state they touch, and how they are checked."""
+    """Returns the tasks as a pool: what their tools are, which state they touch, and how they are checked.
+
+    State comes from executing every reference solution, one to two milliseconds a task; see ``touched``.
+
+    Raises:
+      PoolError: the package is missing, or a category is unknown.
+    """
     found = tasks(categories)
     docs = {name: documents([name]) for name in sorted({c for task in found.values() for c in task.classes})}
     return [_record(task, docs) for task in found.values()]
@@ -106,7 +112,7 @@ def pool(categories: Sequence[str] = CATEGORIES) -> list[Record]:
 def _record(task: Task, docs: Mapping[str, Mapping[str, Any]]) -> Record:
     owner = {tool: name for name in task.classes for tool in docs[name]}
     actions = [parse(call)[0].name for turn in task.solution for call in turn]
-    used = tuple(dict.fromkeys(owner[action] for action in actions if action in owner))
+    reads, writes = touched(task)
     texts = [f"[turn {i + 1}] {' '.join(m['content'] for m in turn)}" for i, turn in enumerate(task.questions) if turn]
     return Record(
         task_id=task.task_id,
@@ -115,12 +121,63 @@ def _record(task: Task, docs: Mapping[str, Mapping[str, Any]]) -> Record:
         tools_available=tuple(sorted(set(owner) - task.excluded)),
         gt_actions=tuple(actions),
         n_turns=len(task.questions),
-        state_reads=used,
-        state_writes=used,
+        state_reads=reads,
+        state_writes=writes,
         verifier=Verifier("state_and_response_match_per_turn", sum(map(bool, task.solution)), False),
         domain=task.classes[-1],
         group_id=task.task_id.rsplit("_", 1)[1],
     )
+
+
+def touched(task: Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Executes the reference solution and returns which state it reads and which it writes, as sorted names.
+
+    A name is ``Class.attribute``, of public attributes: those that the benchmark compares. Read is what the solution's
+    calls look up, for their responses are compared as well; written is what differs from the start after some turn.
+    A private attribute that starts as the same object as a public one is another way to it: the current directory of a
+    file system to its tree.
+    That the state check compares all public attributes of all classes says the same of every task of an environment,
+    so it does not count as reading.
+
+    Raises:
+      PoolError: the package is missing.
+    """
+    untouched, objects = _objects(task), _objects(task)
+    reads: set[str] = set()
+    writes: set[str] = set()
+    owner = {tool: name for name in task.classes for tool in dir(objects[name]) if not tool.startswith("_")}
+    for name, made in objects.items():
+        made.__class__ = _watched(made, name, reads)
+    for turn in task.solution:
+        for text in turn:
+            (call,) = parse(text, trusted=True)
+            _execute(objects[owner[call.name]], call)
+        for name, start in untouched.items():
+            now = vars(objects[name])
+            writes |= {f"{name}.{a}" for a, value in vars(start).items() if _counts(a) and now[a] != value}
+    return tuple(sorted(reads)), tuple(sorted(writes))
+
+
+def _counts(attribute: str) -> bool:
+    """Tells whether an attribute is state: public, and not the switch that fills objects with what does not matter."""
+    return not attribute.startswith("_") and attribute != "long_context"
+
+
+def _watched(made: Any, name: str, reads: set[str]) -> type:
+    """Returns a class like that of ``made`` whose objects note in ``reads`` which of their state is looked up."""
+    public = {attribute: value for attribute, value in vars(made).items() if _counts(attribute)}
+    places = {attribute: f"{name}.{attribute}" for attribute in public}
+    for attribute, value in vars(made).items():
+        same = [other for other, there in public.items() if there is value and hasattr(value, "__dict__")]
+        if attribute not in public and same:
+            places[attribute] = places[same[0]]
+
+    def look_up(self: Any, attribute: str) -> Any:
+        if attribute in places:
+            reads.add(places[attribute])
+        return object.__getattribute__(self, attribute)
+
+    return type(type(made).__name__, (type(made),), {"__getattribute__": look_up})
 
 
 class Episode:
