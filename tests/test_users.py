@@ -3,9 +3,13 @@
 import functools
 import json
 import pickle
+import re
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +121,18 @@ def test_settings_are_checked(monkeypatch):
         ServedUser("file:///etc", "m", "x")
     with pytest.raises(ValueError, match="at least 1"):
         ServedUser("http://127.0.0.1:9/v1", "m", "x", tries=0)
+
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/environments.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_blocks_of_the_page_run(number, tmp_path):
+    script = tmp_path / "block.py"  # a file, since worker processes import the script they came from
+    script.write_text(BLOCKS[number])
+    command = [sys.executable, "-W", "error", script]
+    done = subprocess.run(command, cwd=PAGE.parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

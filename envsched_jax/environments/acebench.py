@@ -22,7 +22,7 @@ from envsched_jax.environments.users import STOPS, MakeUser, User, stops
 from envsched_jax.pool.records import PoolError, Record, Verifier
 
 KINDS = ("multi_step", "multi_turn")  # without and with a user who answers
-MOST_MESSAGES = 40  # of one conversation, counted as the benchmark does: calls, responses, answers and the user's
+MOST_MESSAGES = 40  # of one conversation; a call and its response are two, an answer and the user's next are two
 _PACKAGE = "model_inference"
 _END = STOPS[1]
 _ALONE = f"Do the task with the tools, step by step. Nobody answers questions. Once all is done, write: {_END}"
@@ -102,6 +102,7 @@ def pool(checkout: str | os.PathLike[str], kinds: Sequence[str] = KINDS, languag
         classes = [(name, _class(Path(checkout), task.kind, language, name)) for name in task.classes]
         names = [match[1] for stone in (task.milestones or ((),))[0] if (match := re.match(r"[\[\s]*(\w+)\(", stone))]
         owners = {tool: name for name, made in classes for tool in vars(made)}
+        checked = tuple(dict.fromkeys(name for name, _ in task.answer if name in task.classes))
         records.append(
             Record(
                 task_id=task.task_id,
@@ -110,9 +111,9 @@ def pool(checkout: str | os.PathLike[str], kinds: Sequence[str] = KINDS, languag
                 tools_available=tuple(sorted(tool["name"] for tool in task.tools)),
                 gt_actions=tuple(names),
                 n_turns=1 if task.kind == "multi_step" else None,
-                state_reads=tuple(dict.fromkeys(name for name, _ in task.answer if name in task.classes)),
+                state_reads=checked,
                 state_writes=tuple(dict.fromkeys(owners[name] for name in names if name in owners)),
-                verifier=Verifier("end_state_match", len(task.answer), False),
+                verifier=Verifier("end_state_match", len(checked), False),
                 domain=task.classes[-1],
                 group_id=first.setdefault(task.question, task.task_id),  # variants differ in where they start
             )
