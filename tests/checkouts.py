@@ -129,6 +129,7 @@ def _clock_rows(kind, question, stones):
 
 
 _STONES = ["[switch_on()]", '[add_alarm(hour=7, days=[{"day": "Ann\'s"}])] ']
+_BOTH = '[switch_on(), add_alarm(hour=7, days=[{"day": "Ann\'s"}])]'
 _CLOCK = {
     "model_inference/__init__.py": "import a_client_that_nobody_has\n",
     "model_inference/multi_turn/__init__.py": "import a_client_that_nobody_has\n",
@@ -151,7 +152,7 @@ _CLOCK = {
                 return {"status": True}
     """,
     **_clock_rows("multi_step", "Set an alarm.", [_STONES, [["[ring()]"], _STONES], ["[ring(x='Ann's')]"]]),
-    **_clock_rows("multi_turn", "You want an alarm at 7.", [_STONES]),
+    **_clock_rows("multi_turn", "You want an alarm at 7.", [[_BOTH]]),
 }
 for _kind in ("multi_step", "multi_turn"):
     _CLOCK[f"model_inference/{_kind}/{_kind}_utils.py"] = f"""

@@ -34,7 +34,7 @@ def test_solutions_pass_and_nothing_else_does(tmp_path):
         for call in (ON, ALARM):
             talk.call(call)
         assert talk.score() == (1.0, True)
-    assert found["agent_multi_step_0"].solution == (ON, ALARM)
+    assert found["agent_multi_step_0"].solution == found["agent_multi_turn_0"].solution == (ON, ALARM)
     assert found == acebench.tasks(tmp_path)
 
 
@@ -61,6 +61,9 @@ def test_progress_is_the_share_of_milestones_before_one_is_missing(tmp_path):
         talk.call(Call("ring", ("Ann's",), {}))
     talk.call(Call("ring", (), {"x": "Ann's"}))
     assert talk.score() == (1.0, False)
+    talk = begin(tmp_path, "agent_multi_turn_0")  # a milestone of two calls
+    talk.call(ON)
+    assert talk.score() == (0.5, False)
 
 
 def test_a_conversation_without_a_user(tmp_path):
@@ -205,5 +208,5 @@ def test_every_real_task_runs_and_its_milestones_count():
         scores[name] = talk.score()
     # Milestones are hints: some answers hold another text or product, and some milestones are no Python.
     print(sum(solved for _, solved in scores.values()), "of", len(scores), "tasks are solved by their milestones")
-    readable = [name for name, task in found.items() if len(task.solution) == len(task.milestones[0])]
+    readable = [name for name, task in found.items() if len(task.solution) >= len(task.milestones[0])]
     assert {name: scores[name] for name in readable if scores[name][0] != 1.0} == {}

@@ -56,9 +56,9 @@ class Checkout:
         parts = name.split(".")
         folder = self._root.joinpath(*parts)
         path = self.file(*parts, "__init__.py") if folder.is_dir() else self.file(*parts[:-1], f"{parts[-1]}.py")
-        for end in range(1, len(parts)):
-            self._add_empty(".".join(parts[:end]))
         with _ONE_AT_A_TIME:
+            for end in range(1, len(parts)):
+                self._add_empty(".".join(parts[:end]))
             others = self._take_out()
             sys.modules.update(self._modules)
             written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
