@@ -111,8 +111,8 @@ class Hosted:
         self._deadline = 0.0  # the next request has its own limit
         if kind == "refused":
             raise CallError(value)
-        if kind == "failed":
-            self._fail("env_error", value)
+        if kind != "value":
+            self._fail(kind, value)
         return value
 
     def close(self) -> None:
@@ -144,6 +144,8 @@ def _serve(pipe: Connection, make: Callable[..., Conversation], args: tuple[Any,
             answer = "value", getattr(conversation, method)(*values)
         except CallError as error:
             answer = "refused", str(error)
+        except ConversationError as error:  # of a user simulator, say
+            answer = error.status, str(error)
         except Exception as error:  # whatever an environment raises is its failure, not the policy's
-            answer = "failed", f"{type(error).__name__}: {error}"[-2000:]
+            answer = "env_error", f"{type(error).__name__}: {error}"[-2000:]
         pipe.send(answer)

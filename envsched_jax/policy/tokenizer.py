@@ -35,7 +35,12 @@ class Tokenizer(NamedTuple):
         return self.encoder.decode(list(ids), skip_special_tokens=not special)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), answer: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        answer: bool = True,
+        **more: Any,
     ) -> str:
         """Returns a conversation as the model was trained to see it.
 
@@ -43,6 +48,7 @@ class Tokenizer(NamedTuple):
           messages: each with ``role`` and ``content``, and whatever else the template reads.
           tools: JSON schemas of functions.
           answer: whether the model speaks next.
+          **more: what else the template reads, such as ``enable_thinking``.
 
         Raises:
           ModelError: there is no template, or it refuses the messages.
@@ -62,7 +68,7 @@ class Tokenizer(NamedTuple):
         environment.filters["tojson"] = _json
         try:
             return environment.from_string(self.template).render(
-                messages=list(messages), tools=list(tools) or None, add_generation_prompt=answer, **self.special
+                messages=list(messages), tools=list(tools) or None, add_generation_prompt=answer, **self.special, **more
             )
         except jinja2.TemplateError as error:
             raise ModelError(f"chat template: {error}") from error
