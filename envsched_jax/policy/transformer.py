@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+_QUERIES = 512  # beyond so many, scores of a block of them exist at a time
 _MASKED = -1e30  # finite, so that a row without a single valid key stays free of NaN
 
 
@@ -129,6 +130,26 @@ def attend(
     Returns:
       ``[B, K, G, R, T, d]``.
     """
+    size = q.shape[4]
+    if size > _QUERIES and size % _QUERIES == 0:  # a block of queries at a time, also for a gradient
+
+        @jax.checkpoint
+        def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return _attend(args[0], k, v, args[1], prefix)
+
+        parts = q.reshape(*q.shape[:4], -1, _QUERIES, q.shape[5]), mask.reshape(mask.shape[0], -1, _QUERIES, size)
+        found = jax.lax.map(some, (jnp.moveaxis(parts[0], 4, 0), jnp.moveaxis(parts[1], 1, 0)))
+        return jnp.moveaxis(found, 0, 4).reshape(q.shape)
+    return _attend(q, k, v, mask, prefix)
+
+
+def _attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    prefix: tuple[jax.Array, jax.Array, jax.Array] | None,
+) -> jax.Array:
     q = q * jnp.asarray(1.0 / math.sqrt(q.shape[-1]), q.dtype)
     scores = jnp.einsum("bkgrtd,bkgsd->bkgrts", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask[:, None, None, None], scores, _MASKED)

@@ -120,6 +120,7 @@ class Agent:
         temperature: float = 1.0,
         chunk: int = 16,
         ahead: int = 4,
+        place: Callable[[device.Slots], device.Slots] = lambda slots: slots,
     ) -> None:
         """Allocates nothing yet.
 
@@ -130,9 +131,11 @@ class Agent:
           temperature: of sampling; 0 takes the most likely id.
           chunk: ids decoded between two looks at the environments.
           ahead: environments that are started before there is a slot for them.
+          place: lays the slots out over devices.
         """
         self._chat, self._limits = chat, limits
         self._slots, self._temperature, self._chunk, self._ahead = slots, temperature, chunk, ahead
+        self._place = place
         self.pace = Pace(0.0, 0.0, 0.0, 0, 0)  # of the last call of play
 
     def play(
@@ -151,7 +154,7 @@ class Agent:
         Returns:
           The transcripts, in the order of the jobs.
         """
-        run = _Run(self._chat, self._limits, model, self._slots, self._temperature, self._chunk)
+        run = _Run(self._chat, self._limits, model, self._slots, self._temperature, self._chunk, self._place)
         waiting, live, done = deque(jobs), list[_Rollout](), dict[tuple[str, int], Transcript]()
         keys = dict(zip(jobs, _keys(key, jobs), strict=True))
         try:
@@ -191,12 +194,20 @@ class _Run:
     """The slots during one call of ``play``."""
 
     def __init__(
-        self, chat: Chat, limits: Limits, model: Transformer, size: int, temperature: float, chunk: int
+        self,
+        chat: Chat,
+        limits: Limits,
+        model: Transformer,
+        size: int,
+        temperature: float,
+        chunk: int,
+        place: Callable[[device.Slots], device.Slots],
     ) -> None:
         self._limits, self._model, self._eos = limits, model, chat.tokenizer.eos
         self._temperature, self._chunk = temperature, chunk
         self._capacity = min(SMALLEST, limits.context)
-        self._slots = device.empty(model, size, self._capacity)
+        self._place = place
+        self._slots = place(device.empty(model, size, self._capacity))
         self._free = list(range(size))[::-1]
         self._filled = [0] * size  # positions in the cache
         self._read: set[int] = set()  # slots whose answers are under way
@@ -229,7 +240,7 @@ class _Run:
     def _room(self, most: int) -> None:
         while self._capacity < most:
             self._capacity = min(2 * self._capacity, self._limits.context)
-            self._slots = device.widen(self._slots, self._capacity)
+            self._slots = self._place(device.widen(self._slots, self._capacity))
 
     def _admit(self, new: Sequence[_Rollout], keys: dict[tuple[str, int], Key]) -> None:
         starting = new[: len(self._free)]

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
-from envsched_jax.train.cycle import CycleState
+State = TypeVar("State")  # a pytree of arrays: `CycleState`, say
 
 
 class CheckpointError(ValueError):
@@ -23,14 +23,14 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=1, create=True)
         self._manager = ocp.CheckpointManager(Path(folder).absolute(), options=options)
 
-    def save(self, step: int, state: CycleState, progress: dict[str, Any]) -> None:
+    def save(self, step: int, state: State, progress: dict[str, Any]) -> None:
         """Writes the state and ``progress`` (plain JSON values, such as curves); atomic, replaces the one before."""
         meta = {"identity": self._identity, "progress": progress}
         self._manager.save(
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
         )
 
-    def restore(self, like: CycleState) -> tuple[CycleState, dict[str, Any]] | None:
+    def restore(self, like: State) -> tuple[State, dict[str, Any]] | None:
         """Returns the newest state and its progress, or None if there is no checkpoint.
 
         Args:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from envsched_jax.rollout.slots import Slots
 from envsched_jax.types import PyTree
 
 RULES = (
@@ -57,3 +58,19 @@ def of_parameters(mesh: Mesh, params: PyTree) -> PyTree:
 def of_rows(mesh: Mesh, rows: PyTree) -> PyTree:
     """Returns a sharding for groups of rollouts: their first axis along ``data``."""
     return jax.tree.map(lambda leaf: NamedSharding(mesh, P("data", *[None] * (leaf.ndim - 1))), rows)
+
+
+def place_slots(mesh: Mesh, slots: Slots) -> Slots:
+    """Lays slots out by `of_slots`."""
+    return jax.device_put(slots, of_slots(mesh, slots))
+
+
+def of_slots(mesh: Mesh, slots: Slots) -> Slots:
+    """Returns a sharding for slots of the decoder: sequences along ``data``, heads of their caches along ``model``."""
+
+    def one(leaf: jax.Array) -> NamedSharding:
+        axes = ("data", "model", None, None) if leaf.ndim == 4 else ("data",)
+        fits = (a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, leaf.shape, strict=True))
+        return NamedSharding(mesh, P(*fits))
+
+    return jax.tree.map(one, slots)

@@ -4,7 +4,7 @@ Shapes: ``B`` groups of ``G`` rollouts, ``P`` ids of a prompt, ``T`` ids after i
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,31 +43,38 @@ class Sums(NamedTuple):
     gap: jax.Array  # f32[], largest |log-probability now - when sampled|
 
 
-def to_rows(transcripts: Sequence[Transcript], advantage: np.ndarray) -> Rows:
-    """Returns rollouts of one task as one row, or one row each where they do not begin with the same prompt.
+def to_parts(
+    groups: Sequence[Sequence[Transcript]], advantage: Sequence[Sequence[float] | np.ndarray], part: int = 1
+) -> Iterator[Rows]:
+    """Yields groups as arrays, ``part`` rows at a time; those of similar lengths together, the last part filled up.
+
+    Rollouts of a group share a row where all begin with the same prompt in every group; else each has a row of its own.
 
     Args:
-      transcripts: a group, without those that have no reward.
-      advantage: f[G].
+      groups: rollouts of a task each, without those that have no reward.
+      advantage: of each of them.
+      part: rows.
     """
-    together = len({tuple(one.prompt) for one in transcripts}) == 1
-    groups = [list(range(len(transcripts)))] if together else [[i] for i in range(len(transcripts))]
-    width = _up(max(len(one.prompt) for one in transcripts))
-    length = _up(max(len(one.ids) for one in transcripts))
-    prompt = np.zeros((len(groups), width), np.int32)
-    shape = len(groups), len(groups[0]), length
-    ids, mask, odds = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
-    for row, group in enumerate(groups):
-        first = transcripts[group[0]].prompt
-        prompt[row, : len(first)] = first
-        for column, i in enumerate(group):
-            one = transcripts[i]
-            size = len(one.ids)
-            ids[row, column, :size], mask[row, column, :size] = one.ids, one.mask
-            odds[row, column, :size] = one.log_prob
-    lengths = np.asarray([len(transcripts[group[0]].prompt) for group in groups], np.int32)
-    gain = np.asarray(advantage, np.float32).reshape(shape[:2])
-    return Rows(*map(jnp.asarray, (prompt, lengths, ids, mask, odds, gain)))
+    rows = [list(zip(group, gain, strict=True)) for group, gain in zip(groups, advantage, strict=True) if group]
+    if any(one.prompt != row[0][0].prompt for row in rows for one, _ in row):
+        rows = [[pair] for row in rows for pair in row]
+    rows.sort(key=lambda row: max(len(one.ids) for one, _ in row))
+    members = max((len(row) for row in rows), default=0)
+    for begin in range(0, len(rows), part):
+        some = rows[begin : begin + part]
+        width = _up(max(len(row[0][0].prompt) for row in some))
+        shape = part, members, _up(max(len(one.ids) for row in some for one, _ in row))
+        prompt, lengths = np.zeros((part, width), np.int32), np.full(part, 1, np.int32)
+        ids, mask, odds = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
+        gain = np.zeros(shape[:2], np.float32)
+        for i, row in enumerate(some):
+            lengths[i] = len(row[0][0].prompt)
+            prompt[i, : lengths[i]] = row[0][0].prompt
+            for k, (one, value) in enumerate(row):
+                size = len(one.ids)
+                ids[i, k, :size], mask[i, k, :size], odds[i, k, :size] = one.ids, one.mask, one.log_prob
+                gain[i, k] = value
+        yield Rows(*map(jnp.asarray, (prompt, lengths, ids, mask, odds, gain)))
 
 
 def _up(value: int) -> int:

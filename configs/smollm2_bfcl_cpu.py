@@ -1,0 +1,41 @@
+"""SmolLM2-135M-Instruct on a few tasks of BFCL, on a CPU: shows that the path works, not that such a model learns much.
+
+The tools are described by their signatures, so that four tasks fit into 2,048 positions; a share of the reward is for
+calls that can be parsed, because hardly any turn of such a model is right. Presets: `default` (5 steps of 4 tasks x 4),
+`smoke` (1 step of 2 x 2).
+"""
+
+from ml_collections import ConfigDict
+
+from configs import agent
+
+TASKS = (100, 115, 50, 4, 45, 101, 0, 132)
+
+
+def get_config(preset: str = "default") -> ConfigDict:
+    """Returns the configuration.
+
+    Raises:
+      ValueError: an unknown preset.
+    """
+    if preset not in ("default", "smoke"):
+        raise ValueError(f"unknown preset {preset!r}; there are: default, smoke")
+    config = agent.get_config()
+    config.dtype = "float32"  # faster than bfloat16 on a CPU
+    config.environment.categories = ("base",)
+    config.environment.tasks = tuple(f"multi_turn_base_{number}" for number in TASKS)
+    config.chat.update({"style": "list", "brief": True, "example": True})
+    config.chat.more = ConfigDict()
+    config.limits.update({"context": 2048, "answer": 64, "answers": 4, "result": 400})
+    config.engine.update({"slots": 8, "chunk": 16, "ahead": 4})
+    config.reward.format = 0.2
+    config.train.update({"steps": 5, "batch_size": 4, "group_size": 4, "temperature": 0.7, "lora_rank": 8})
+    config.optimizer.learning_rate = 1e-3  # of adapters
+    config.evaluation.update({"repeats": 2, "most": 8})
+    config.suites.bfcl = config.environment.copy_and_resolve_references()
+    if preset == "smoke":
+        config.limits.update({"context": 1024, "answer": 24, "answers": 2})
+        config.engine.update({"slots": 4, "chunk": 8})
+        config.train.update({"steps": 1, "batch_size": 2, "group_size": 2, "lora_rank": 2})
+        config.evaluation.update({"repeats": 1, "most": 2})
+    return config

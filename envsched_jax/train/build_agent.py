@@ -1,0 +1,152 @@
+"""From a config to a pool, environments, a model and its learner: the module that reads the config of an agent."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from envsched_jax.environments import acebench, bfcl, taubench, users
+from envsched_jax.environments.conversation import Conversation, Hosted
+from envsched_jax.policy import preset
+from envsched_jax.policy.chat import STYLES, Chat
+from envsched_jax.policy.load import ModelError, load
+from envsched_jax.policy.tokenizer import load_tokenizer
+from envsched_jax.policy.transformer import Transformer, TransformerConfig
+from envsched_jax.pool.records import PoolError, Record
+from envsched_jax.rollout.agent import Agent
+from envsched_jax.rollout.script import Limits, Transcript
+from envsched_jax.train import grpo, sharding
+from envsched_jax.train.learner import Learner
+
+REWARDS = ("progress", "success")
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Tasks of one benchmark and how their conversations begin."""
+
+    name: str
+    records: list[Record]
+    start: Callable[[str], Hosted]
+
+
+def build_world(config: ConfigDict) -> World:
+    """Returns the world of a section such as ``config.environment``.
+
+    Raises:
+      PoolError: an unknown environment or task, a package or a checkout is missing.
+    """
+    name = config.name
+    if name == "bfcl":
+        records = bfcl.pool(tuple(config.categories))
+        begin: Callable[..., Conversation] = bfcl.start
+    elif name == "taubench":
+        records = taubench.pool(_checkout(config), tuple(config.domains), config.split)
+        begin = functools.partial(_taubench, config.checkout, _user(config))
+    elif name == "acebench":
+        records = acebench.pool(_checkout(config), tuple(config.kinds), config.language)
+        begin = functools.partial(_acebench, config.checkout, _user(config), config.language)
+    else:
+        raise PoolError(f"config.environment.name: expected bfcl, taubench or acebench, got {name!r}")
+    wanted = tuple(config.tasks)
+    unknown = sorted(set(wanted) - {record.task_id for record in records})
+    if unknown:
+        raise PoolError(f"config.environment.tasks: no task {unknown[0]!r} in {name}")
+    if wanted:
+        records = [record for record in records if record.task_id in wanted]
+    return World(name, records, functools.partial(_hosted, begin, config.limit_s))
+
+
+def _hosted(begin: Callable[..., Conversation], limit: float, task_id: str) -> Hosted:
+    return Hosted(begin, task_id, limit=limit)
+
+
+def _taubench(checkout: str, user: Any, task_id: str) -> Conversation:
+    return taubench.start(checkout, task_id, user)
+
+
+def _acebench(checkout: str, user: Any, language: str, task_id: str) -> Conversation:
+    return acebench.start(checkout, task_id, user, language)
+
+
+def _checkout(config: ConfigDict) -> str:
+    if not config.checkout:
+        raise PoolError(f"config.environment.checkout: expected the folder of a clone of {config.name}'s repository")
+    return config.checkout
+
+
+def _user(config: ConfigDict) -> Any:
+    """Returns what makes a user of a task's instruction: a model that is served, or one that says all at once."""
+    if not config.user.url:
+        return users.plain
+    return functools.partial(users.ServedUser, config.user.url, config.user.model, key_name=config.user.key_name)
+
+
+def build_chat(config: ConfigDict, model: str) -> Chat:
+    """Returns the chat of a section such as ``config.chat``; raises ModelError where files are missing."""
+    if config.style not in STYLES:
+        raise ModelError(f"config.chat.style: expected one of {', '.join(STYLES)}, got {config.style!r}")
+    return Chat(load_tokenizer(model), config.style, dict(config.more), config.brief, config.example)
+
+
+def load_model(config: ConfigDict) -> Transformer:
+    """Returns the model at ``config.model``, with weights of ``config.dtype``; raises ModelError."""
+    if not config.model:
+        raise ModelError("config.model: expected a folder of safetensors or a GGUF file")
+    model = load(config.model, config.dtype)
+    model.config = dataclasses.replace(model.config, remat=config.train.remat)
+    return model
+
+
+def model_config(config: ConfigDict) -> TransformerConfig:
+    """Returns the dimensions of ``config.preset``, for what is computed without weights."""
+    return preset(config.preset, dtype=config.dtype, remat=config.train.remat)
+
+
+def build_agent(config: ConfigDict, chat: Chat, *, temperature: float) -> Agent:
+    """Returns the agent of ``config.limits`` and ``config.engine``."""
+    mesh = sharding.make_mesh(**config.mesh)
+    return Agent(
+        chat,
+        Limits(**config.limits),
+        temperature=temperature,
+        place=functools.partial(sharding.place_slots, mesh),
+        **config.engine,
+    )
+
+
+def build_learner(config: ConfigDict, model: Transformer) -> Learner:
+    """Returns the learner of ``config.train``, ``config.optimizer`` and ``config.mesh``."""
+    train = config.train
+    return Learner(
+        model,
+        grpo.make_optimizer(**config.optimizer),
+        mesh=sharding.make_mesh(**config.mesh),
+        temperature=train.temperature,
+        lora_rank=train.lora_rank,
+        lora_scale=train.lora_scale,
+        part=train.part,
+        std=train.advantage_std,
+        seed=config.seed,
+        clip_low=train.clip_low,
+        clip_high=train.clip_high,
+    )
+
+
+def reward(transcript: Transcript, config: Mapping[str, Any]) -> float | None:
+    """Returns what a rollout earns by a section such as ``config.reward``; None where the environment failed.
+
+    ``kind`` is 'progress' or 'success'; ``format`` times the share of calling answers that could be parsed is added.
+
+    Raises:
+      ValueError: an unknown kind.
+    """
+    if config["kind"] not in REWARDS:
+        raise ValueError(f"config.reward.kind: expected one of {', '.join(REWARDS)}, got {config['kind']!r}")
+    if transcript.progress is None or transcript.success is None:
+        return None
+    share = 1.0 - transcript.refused / transcript.attempts if transcript.attempts else 0.0
+    base = transcript.progress if config["kind"] == "progress" else float(transcript.success)
+    return base + config["format"] * share

@@ -1,0 +1,147 @@
+"""A policy that learns from conversations: all its parameters or adapters, on one device or a mesh."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from envsched_jax.policy import lora
+from envsched_jax.policy.transformer import Transformer
+from envsched_jax.rollout.script import Transcript
+from envsched_jax.train import sharding, transcripts
+from envsched_jax.train.advantages import Std, advantages
+from envsched_jax.types import Key, PyTree
+
+
+class State(NamedTuple):
+    """What learning changes; checkpointable."""
+
+    trained: PyTree  # parameters, or adapters
+    opt_state: optax.OptState
+
+
+class Learner:
+    """Compiled updates of one policy."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        optimizer: optax.GradientTransformation,
+        *,
+        mesh: Mesh,
+        temperature: float = 1.0,
+        lora_rank: int = 0,
+        lora_scale: float = 1.0,
+        part: int = 1,
+        std: Std = "group",
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        """Places the model on the mesh and compiles nothing yet.
+
+        Args:
+          model: is not kept.
+          optimizer: of what is trained.
+          mesh: from ``sharding.make_mesh``.
+          temperature: at which rollouts are sampled, above 0.
+          lora_rank: 0 trains every parameter.
+          lora_scale: of the adapters.
+          part: groups in one pass; a multiple of the mesh's data axis.
+          std: of `advantages`.
+          seed: of the adapters.
+          **options: of `grpo.loss`.
+
+        Raises:
+          ValueError: an argument is out of range.
+        """
+        if temperature <= 0.0:
+            raise ValueError(f"temperature: expected above 0 for learning, got {temperature}")
+        if part % mesh.shape["data"]:
+            raise ValueError(f"part: expected a multiple of the mesh's data axis {mesh.shape['data']}, got {part}")
+        self._mesh, self._part, self._std = mesh, part, std
+        self._graphdef, params = nnx.split(model)
+        params = jax.device_put(params, sharding.of_parameters(mesh, params))
+        self._optimizer = optimizer
+        self._first, self._fixed = divide(params, lora_rank, jax.random.key(seed))
+        merge = merger(model.config.dtype, lora_rank, lora_scale)
+        add = functools.partial(
+            transcripts.add_part, graphdef=self._graphdef, merge=merge, temperature=temperature, options=options
+        )
+        self._add = jax.jit(add, donate_argnames=("sums",))
+        self._apply = jax.jit(
+            functools.partial(transcripts.apply, optimizer=optimizer), donate_argnames=("trained", "opt_state", "sums")
+        )
+        self._nothing = jax.jit(transcripts.nothing)
+        self._whole = jax.jit(merge)
+
+    def init(self) -> State:
+        """Returns the state before the first update; to be called once, since updates take over its memory."""
+        place = sharding.of_parameters(self._mesh, self._first)
+        trained = jax.tree.map(lambda x, to: jax.device_put(jnp.copy(x), to), self._first, place)
+        opt_state = self._optimizer.init(trained)
+        return State(trained, jax.device_put(opt_state, sharding.of_parameters(self._mesh, opt_state)))
+
+    def model(self, state: State) -> Transformer:
+        """Returns the policy as it is now."""
+        return nnx.merge(self._graphdef, self._whole(state.trained, self._fixed))
+
+    def update(
+        self, state: State, groups: Sequence[Sequence[Transcript]], rewards: Sequence[Sequence[float]]
+    ) -> tuple[State, dict[str, float]]:
+        """Takes one GRPO step on the groups that have an advantage; the others count in its size only.
+
+        Args:
+          state: given up.
+          groups: rollouts of one task each, all with a reward.
+          rewards: of each of them.
+
+        Returns:
+          the new state, the old one where no group is informative; and figures.
+        """
+        gains = _gains(rewards, self._std)
+        teach = [i for i, gain in enumerate(gains) if np.any(gain)]
+        total = jnp.asarray(float(sum(one.tokens for group in groups for one in group)), jnp.float32)
+        figures = {"groups": len(groups), "informative": len(teach)}
+        if not teach:
+            return state, figures | {"loss": 0.0, "grad_norm": 0.0, "clip_fraction": 0.0, "logp_gap": 0.0}
+        sums = self._nothing(state.trained)
+        for rows in transcripts.to_parts([groups[i] for i in teach], [gains[i] for i in teach], self._part):
+            placed = jax.device_put(rows, sharding.of_rows(self._mesh, rows))
+            sums = self._add(sums, state.trained, self._fixed, placed, total)
+        trained, opt_state, found = self._apply(state.trained, state.opt_state, sums)
+        return State(trained, opt_state), figures | {name: float(value) for name, value in found.items()}
+
+
+def divide(params: nnx.State, lora_rank: int, key: Key) -> tuple[PyTree, PyTree]:
+    """Returns what is trained and what is not.
+
+    What is trained is float32 also where the model is not: steps of 1e-6 vanish in bfloat16.
+    """
+    if lora_rank:
+        return lora.adapters(key, params, lora_rank), params
+    return jax.tree.map(lambda x: x.astype(jnp.float32), params), ()
+
+
+def merger(dtype: str, lora_rank: int, lora_scale: float) -> transcripts.Merge:
+    """Returns the inverse of `divide`: the parameters of the model."""
+    return functools.partial(lora.adapt, scale=lora_scale) if lora_rank else functools.partial(_cast, dtype)
+
+
+def _cast(dtype: str, trained: PyTree, fixed: PyTree) -> nnx.State:
+    return jax.tree.map(lambda x: x.astype(dtype), trained)
+
+
+def _gains(rewards: Sequence[Sequence[float]], std: Std) -> list[np.ndarray]:
+    """Returns the advantages of groups of any sizes."""
+    width = max(map(len, rewards), default=0)
+    values, valid = np.zeros((len(rewards), width), np.float32), np.zeros((len(rewards), width), bool)
+    for row, given in enumerate(rewards):
+        values[row, : len(given)], valid[row, : len(given)] = given, True
+    found = np.asarray(advantages(jnp.asarray(values), jnp.asarray(valid), std=std))
+    return [found[row, : len(given)] for row, given in enumerate(rewards)]
