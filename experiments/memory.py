@@ -1,8 +1,8 @@
 """Memory of training a model, by compiling for it without its weights, and without accelerators.
 
 `XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m experiments.memory --workdir=DIR` is for the setting of
-the published result. Bytes of arguments hold for every platform; those of temporaries are what XLA plans for a CPU, where
-it fuses less than elsewhere, so they are too high rather than too low.
+the published result. Bytes of arguments hold for every platform; those of temporaries are what XLA plans for a CPU,
+where it fuses less than elsewhere, so they are too high rather than too low.
 """
 
 import functools
