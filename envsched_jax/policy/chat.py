@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from envsched_jax.environments.calls import Call, CallError, parse
+from envsched_jax.environments.calls import MOST_CALLS, Call, CallError, parse
 from envsched_jax.policy.load import ModelError
 from envsched_jax.policy.tokenizer import Tokenizer
 
 Style = Literal["hermes", "list", "python"]
 STYLES: tuple[Style, ...] = ("hermes", "list", "python")
-_MARK = "\u2063answer\u2063"  # stands for an answer; occurs in no template
+_MARK = "\u2063answer\u2063"  # stands for an answer; occurs in no template, but may occur in what a tool says
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 _LIST = """You answer by calling tools. Write the calls as a JSON list between tags, for example
@@ -79,7 +79,7 @@ class Chat(NamedTuple):
           ModelError: the template refuses them, or does not close an answer with an id that ends a turn.
         """
         earlier = [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}]
-        text = self.tokenizer.chat([*earlier, *messages], **self.more).rpartition(_MARK)[2]
+        text = self.tokenizer.chat([*earlier, *messages], **self.more).partition(_MARK)[2]
         for eos in self.tokenizer.eos:
             end = self.tokenizer.decode([eos], special=True)
             if end and text.startswith(end):
@@ -95,7 +95,7 @@ class Chat(NamedTuple):
 
     def _example(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = []
-        for tool in tools[:: -(-len(tools) // EXAMPLES)]:
+        for tool in tools[:: max(-(-len(tools) // EXAMPLES), 1)]:
             needed = {name: name for name in tool.get("parameters", {}).get("required", ())}
             text = f"<tool_call>{json.dumps([{'name': tool['name'], 'arguments': needed}])}</tool_call>"
             if self.style == "python":
@@ -115,13 +115,23 @@ class Chat(NamedTuple):
         if "<think>" in text:
             return []  # a thought that was not finished
         if self.style == "python":
-            return parse(text) if text.startswith("[") else []
+            return _parsed(text) if text.startswith("[") else []
         blocks = [block.strip() for block in _BLOCK.findall(text)]
-        if "<tool_call>" in _BLOCK.sub("", text):
-            raise CallError("a tool call is not closed: expected </tool_call>")
+        if "tool_call>" in _BLOCK.sub("", text):
+            raise CallError("a tool call is not whole: expected <tool_call>, JSON, </tool_call>")
         if any(not block.startswith(("{", "[{")) for block in blocks):
             raise CallError('expected JSON between the tags, such as {"name": "tool", "arguments": {}}')
-        return [call for block in blocks for call in parse(block)]
+        found = [call for block in blocks for call in _parsed(block)]
+        if len(found) > MOST_CALLS:
+            raise CallError(f"expected up to {MOST_CALLS} calls, got {len(found)}")
+        return found
+
+
+def _parsed(text: str) -> list[Call]:
+    try:
+        return parse(text)
+    except AttributeError:  # of JSON items that are no objects
+        raise CallError("expected objects with a name and arguments") from None
 
 
 def signature(tool: Mapping[str, Any]) -> str:
