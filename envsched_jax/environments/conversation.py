@@ -1,8 +1,9 @@
 """What the agent loop needs of an environment on the host: one conversation between a model, tools and a user.
 
-A conversation may hang, leak or crash; `hosted` gives each a process of its own and a limit for every request.
+A conversation may hang, leak or crash; `Hosted` gives each a process of its own and a limit for every request.
 """
 
+import functools
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ class Hosted:
         self._limit, self._failure, self._deadline = limit, "", time.monotonic() + START_SECONDS
         context: Any = multiprocessing.get_context(_METHOD)
         if _METHOD == "forkserver":
-            context.set_forkserver_preload([make.__module__])
+            source = make.func if isinstance(make, functools.partial) else make
+            context.set_forkserver_preload([__name__, source.__module__])  # imported once for all processes
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make, args), daemon=True)
         self._process.start()
@@ -108,6 +110,8 @@ class Hosted:
             kind, value = self._pipe.recv()
         except (EOFError, OSError):
             self._fail("env_error", "its process ended")
+        except Exception as error:  # a class that is known to the environment only, say
+            self._fail("env_error", f"its answer cannot be read: {type(error).__name__}: {error}")
         self._deadline = 0.0  # the next request has its own limit
         if kind == "refused":
             raise CallError(value)
@@ -116,7 +120,8 @@ class Hosted:
         return value
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Ends the process, whatever it is doing; later requests fail."""
+        self._failure = self._failure or "it was closed"
         self._pipe.close()
         self._process.kill()
         self._process.join()
@@ -141,9 +146,10 @@ def _serve(pipe: Connection, make: Callable[..., Conversation], args: tuple[Any,
         try:
             if conversation is None:
                 conversation = make(*args)
-            answer = "value", getattr(conversation, method)(*values)
-        except CallError as error:
-            answer = "refused", str(error)
+            pipe.send(("value", getattr(conversation, method)(*values)))
+            continue
+        except CallError as error:  # which elsewhere than in a call is not the policy's fault
+            answer = "refused" if method == "call" else "env_error", str(error)
         except ConversationError as error:  # of a user simulator, say
             answer = error.status, str(error)
         except Exception as error:  # whatever an environment raises is its failure, not the policy's
