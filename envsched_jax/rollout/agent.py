@@ -22,7 +22,6 @@ from envsched_jax.rollout import slots as device
 from envsched_jax.rollout.script import Ask, Limits, Said, Say, Transcript, script
 from envsched_jax.types import Key
 
-PROMPT_MULTIPLE, READ_MULTIPLE = 128, 32  # what lengths are rounded up to, so that few shapes compile
 SMALLEST = 512  # capacity that decoding begins with
 PAUSE = 0.001  # seconds between two looks at environments while nothing can be decoded
 
@@ -67,7 +66,6 @@ class _Rollout:
         self.waits: Ask | Say | None = None
         self.said: list[int] = []
         self.log_prob: list[float] = []
-        self.go_on(None)
 
     def go_on(self, value: Any) -> None:
         """Sends or throws into the script what it waits for."""
@@ -119,6 +117,7 @@ class Agent:
         slots: int,
         temperature: float = 1.0,
         chunk: int = 16,
+        piece: int = 64,
         ahead: int = 4,
         place: Callable[[device.Slots], device.Slots] = lambda slots: slots,
     ) -> None:
@@ -130,11 +129,12 @@ class Agent:
           slots: conversations that are decoded at once.
           temperature: of sampling; 0 takes the most likely id.
           chunk: ids decoded between two looks at the environments.
+          piece: ids of a prompt or an observation read at a time; the last piece is filled up.
           ahead: environments that are started before there is a slot for them.
           place: lays the slots out over devices.
         """
         self._chat, self._limits = chat, limits
-        self._slots, self._temperature, self._chunk, self._ahead = slots, temperature, chunk, ahead
+        self._slots, self._temperature, self._chunk, self._piece, self._ahead = slots, temperature, chunk, piece, ahead
         self._place = place
         self.pace = Pace(0.0, 0.0, 0.0, 0, 0)  # of the last call of play
 
@@ -154,7 +154,16 @@ class Agent:
         Returns:
           The transcripts, in the order of the jobs.
         """
-        run = _Run(self._chat, self._limits, model, self._slots, self._temperature, self._chunk, self._place)
+        run = _Run(
+            self._limits,
+            model,
+            self._chat.tokenizer.eos,
+            self._slots,
+            temperature=self._temperature,
+            chunk=self._chunk,
+            piece=self._piece,
+            place=self._place,
+        )
         waiting, live, done = deque(jobs), list[_Rollout](), dict[tuple[str, int], Transcript]()
         keys = dict(zip(jobs, _keys(key, jobs), strict=True))
         try:
@@ -163,6 +172,7 @@ class Agent:
                     task_id, member = waiting.popleft()
                     transcript = Transcript(task_id, member)
                     live.append(_Rollout(transcript, script(transcript, self._chat, self._limits), make(task_id)))
+                    live[-1].go_on(None)
                 heard = False
                 for one in live:
                     while isinstance(one.waits, Ask) and one.environment.ready():
@@ -171,7 +181,7 @@ class Agent:
                 for one in [one for one in live if one.waits is None]:
                     live.remove(one)
                     run.free(one)
-                    done[one.transcript.task_id, one.transcript.member] = one.transcript
+                    done[_job(one)] = one.transcript
                 if not run.step(live, keys) and not heard and live:
                     time.sleep(PAUSE)
                     run.waited += PAUSE
@@ -195,18 +205,19 @@ class _Run:
 
     def __init__(
         self,
-        chat: Chat,
         limits: Limits,
         model: Transformer,
+        eos: tuple[int, ...],
         size: int,
+        *,
         temperature: float,
         chunk: int,
+        piece: int,
         place: Callable[[device.Slots], device.Slots],
     ) -> None:
-        self._limits, self._model, self._eos = limits, model, chat.tokenizer.eos
-        self._temperature, self._chunk = temperature, chunk
+        self._limits, self._model, self._eos = limits, model, eos
+        self._temperature, self._chunk, self._piece, self._place = temperature, chunk, piece, place
         self._capacity = min(SMALLEST, limits.context)
-        self._place = place
         self._slots = place(device.empty(model, size, self._capacity))
         self._free = list(range(size))[::-1]
         self._filled = [0] * size  # positions in the cache
@@ -248,36 +259,37 @@ class _Run:
         for one in starting:
             alike.setdefault(tuple(one.transcript.prompt), []).append(one)
         for prompt, group in alike.items():
-            self._room(min(_up(len(prompt), PROMPT_MULTIPLE), self._limits.context))
             size = len(self._filled)
-            to, rows = np.full(size, size, np.int32), list(keys.values())[:1] * size
+            to, rows = np.full(size, size, np.int32), [keys[_job(group[0])]] * size
             for place, one in enumerate(group):
                 one.slot = self._free.pop()
-                to[place], rows[place] = one.slot, keys[one.transcript.task_id, one.transcript.member]
+                to[place], rows[place] = one.slot, keys[_job(one)]
                 self._filled[one.slot] = len(prompt) - 1
                 self._read.add(one.slot)
-            width = min(_up(len(prompt), PROMPT_MULTIPLE), self._capacity)
-            ids = np.zeros((1, width), np.int32)
-            ids[0, : len(prompt)] = prompt
-            length = np.asarray([len(prompt)], np.int32)
-            first = np.zeros(size, np.int32)
-            self._slots = device.admit_compiled(self._model, self._slots, ids, length, first, to, jnp.stack(rows))
-            self.ids_read += len(prompt)
+            drawn, source = jnp.stack(rows), int(to[0])
+            self._slots = device.begin_compiled(self._slots, np.full(size, prompt[0], np.int32), to, drawn)
+            self._read_ids(source, prompt[1:], 0)
+            self._slots = device.copy_compiled(self._slots, source, np.where(to == source, size, to), drawn)
         if starting:
             jax.block_until_ready(self._slots.length)
 
     def _observe(self, one: _Rollout) -> None:
         assert one.slot is not None and isinstance(one.waits, Say)
-        fresh = one.waits.ids
-        self._room(self._filled[one.slot] + len(fresh) + 1)
-        ids = np.zeros((1, _up(len(fresh), READ_MULTIPLE)), np.int32)
-        ids[0, : len(fresh)] = fresh
-        length, to = np.asarray([len(fresh)], np.int32), np.asarray([one.slot], np.int32)
-        self._slots = device.read_compiled(self._model, self._slots, ids, length, to)
+        self._read_ids(one.slot, one.waits.ids, self._filled[one.slot])
         jax.block_until_ready(self._slots.length)
-        self._filled[one.slot] += len(fresh)
+        self._filled[one.slot] += len(one.waits.ids)
         self._read.add(one.slot)
-        self.ids_read += len(fresh)
+
+    def _read_ids(self, slot: int, ids: Sequence[int], before: int) -> None:
+        """Reads ids, piece by piece, after so many positions."""
+        self._room(before + len(ids) + 1)
+        for start in range(0, len(ids), self._piece):
+            some = ids[start : start + self._piece]
+            padded = np.zeros((1, self._piece), np.int32)
+            padded[0, : len(some)] = some
+            length, to = np.asarray([len(some)], np.int32), np.asarray([slot], np.int32)
+            self._slots = device.read_compiled(self._model, self._slots, padded, length, to)
+        self.ids_read += len(ids)
 
     def _decode(self, speakers: Sequence[_Rollout]) -> None:
         budget = np.zeros(len(self._filled), np.int32)
@@ -305,5 +317,6 @@ class _Run:
             one.sampled(ids[slot, :count].tolist(), log_prob[slot, :count].tolist(), bool(ended[slot]), self._limits)
 
 
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _job(one: _Rollout) -> tuple[str, int]:
+    """Returns task and member."""
+    return one.transcript.task_id, one.transcript.member

@@ -1,7 +1,7 @@
 """Decoding with continuous batching: so many slots, each a sequence of any length with a cache of its own.
 
 A sequence that ends frees its slot for the next one, and one that waits for a tool keeps its slot and its cache. The
-programs have few shapes: slots and capacity are fixed, lengths of what is read are rounded up.
+programs have few shapes: slots and capacity are fixed, and what is read is read in pieces of one length.
 
 Shapes: ``S`` slots, ``C`` capacity in positions, ``n`` sequences read at once, ``M`` ids decoded at once.
 """
@@ -54,61 +54,60 @@ def widen(slots: Slots, capacity: int) -> Slots:
     return slots._replace(cache=SlotCache(tuple(keys), tuple(values)))
 
 
-def admit(
-    model: Transformer, slots: Slots, ids: jax.Array, length: jax.Array, prompt: jax.Array, to: jax.Array, key: Key
-) -> Slots:
-    """Reads prompts, each once, and puts a copy into every slot that begins with it.
+def begin(slots: Slots, first: jax.Array, to: jax.Array, key: Key) -> Slots:
+    """Begins sequences anew.
 
     Args:
-      model: of ids one per position.
       slots: those named are free.
-      ids: ``i32[n, P]``, padded on the right; P is at most the capacity.
-      length: ``i32[n]``, at least 2.
-      prompt: ``i32[m]``, the row of ids that a sequence begins with.
+      first: ``i32[m]``, the first id of each.
       to: ``i32[m]``, its slot; one at or beyond S is padding.
       key: ``key[m]``, of its draws.
     """
-    count, size = ids.shape
-    place = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (count, size))
-    mask = place < length[:, None]
-    _, prefix = model.prefill(ids[:, :, None], place, mask, bidirectional=False)
+    return slots._replace(
+        length=slots.length.at[to].set(0, mode="drop"),
+        last=slots.last.at[to].set(first, mode="drop"),
+        key=slots.key.at[to].set(key, mode="drop"),
+    )
 
-    keys = (
-        of.at[to, :, :, :size].set(read[prompt].swapaxes(2, 3), mode="drop")
-        for of, read in zip(slots.cache.k, prefix.k, strict=True)
-    )
-    values = (
-        of.at[to, :, :size].set(read[prompt], mode="drop") for of, read in zip(slots.cache.v, prefix.v, strict=True)
-    )
+
+def copy(slots: Slots, source: jax.Array, to: jax.Array, key: Key) -> Slots:
+    """Begins sequences with what another one has read, so that what they share is read once.
+
+    Args:
+      slots: those named are free.
+      source: ``i32[]``, the slot that has read it.
+      to: ``i32[m]``, the slots; one at or beyond S is padding.
+      key: ``key[m]``, of their draws.
+    """
     return Slots(
-        cache=SlotCache(tuple(keys), tuple(values)),
-        length=slots.length.at[to].set(length[prompt] - 1, mode="drop"),  # the last id is read when it is continued
-        last=slots.last.at[to].set(ids[prompt, length[prompt] - 1], mode="drop"),
+        cache=jax.tree.map(lambda all: all.at[to].set(all[source], mode="drop"), slots.cache),
+        length=slots.length.at[to].set(slots.length[source], mode="drop"),
+        last=slots.last.at[to].set(slots.last[source], mode="drop"),
         key=slots.key.at[to].set(key, mode="drop"),
     )
 
 
 def read(model: Transformer, slots: Slots, ids: jax.Array, length: jax.Array, to: jax.Array) -> Slots:
-    """Reads what the environment says after the id that was sampled last.
+    """Reads a prompt after its first id, or what the environment says after the id that was sampled last.
 
     Args:
       model: of ids one per position.
       slots: of sequences under way.
       ids: ``i32[n, T]``, padded on the right.
-      length: ``i32[n]``, at least 1; with it a sequence still fits into the capacity.
+      length: ``i32[n]``; with it a sequence still fits into the capacity.
       to: ``i32[n]``, the slots, all different; one at or beyond S is padding.
     """
     size, total = slots.last.shape[0], slots.cache.v[0].shape[2]
     row = jnp.minimum(to, size - 1)
-    sequence = jnp.concatenate([slots.last[row][:, None], ids[:, :-1]], axis=1)
+    sequence = jnp.concatenate([slots.last[row][:, None], ids], axis=1)
     step = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     place = jnp.where(step < length[:, None], slots.length[row][:, None] + step, total)
     mine = jax.tree.map(lambda x: x[row], slots.cache)
-    _, filled = model.append(sequence[:, :, None], place, mine)
+    _, filled = model.append(sequence[:, :-1, None], place, mine)
     return Slots(
         cache=jax.tree.map(lambda all, some: all.at[to].set(some, mode="drop"), slots.cache, filled),
         length=slots.length.at[to].add(length, mode="drop"),
-        last=slots.last.at[to].set(jnp.take_along_axis(ids, length[:, None] - 1, axis=1)[:, 0], mode="drop"),
+        last=slots.last.at[to].set(jnp.take_along_axis(sequence, length[:, None], axis=1)[:, 0], mode="drop"),
         key=slots.key,
     )
 
@@ -171,7 +170,8 @@ def decode(
     return slots, out
 
 
-admit_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(admit)
+begin_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(begin)
+copy_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(copy)
 read_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(read)
 decode_compiled = functools.partial(
     jax.jit, donate_argnames=("slots",), static_argnames=("tokens", "temperature", "eos")

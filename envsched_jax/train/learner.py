@@ -41,7 +41,8 @@ class Learner:
         part: int = 1,
         std: Std = "group",
         seed: int = 0,
-        **options: Any,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
     ) -> None:
         """Places the model on the mesh and compiles nothing yet.
 
@@ -55,7 +56,8 @@ class Learner:
           part: groups in one pass; a multiple of the mesh's data axis.
           std: of `advantages`.
           seed: of the adapters.
-          **options: of `grpo.loss`.
+          clip_low: of `grpo.loss`, as the next one.
+          clip_high: see there.
 
         Raises:
           ValueError: an argument is out of range.
@@ -75,7 +77,7 @@ class Learner:
         )
         self._add = jax.jit(add, donate_argnames=("sums",))
         self._apply = jax.jit(
-            functools.partial(transcripts.apply, optimizer=optimizer), donate_argnames=("trained", "opt_state", "sums")
+            functools.partial(transcripts.apply, optimizer=optimizer), donate_argnames=("trained", "opt_state")
         )
         self._nothing = jax.jit(transcripts.nothing)
         self._whole = jax.jit(merge)
