@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,27 +70,42 @@ class Learner:
         self._graphdef, params = nnx.split(model)
         params = jax.device_put(params, sharding.of_parameters(mesh, params))
         self._optimizer = optimizer
-        self._first, self._fixed = divide(params, lora_rank, jax.random.key(seed))
+        first, self._fixed = divide(params, lora_rank, jax.random.key(seed))
+        self._first: PyTree | None = jax.tree.map(jnp.copy, first)  # the model that was given keeps its memory
         merge = merger(model.config.dtype, lora_rank, lora_scale)
+        options = {"clip_low": clip_low, "clip_high": clip_high}
         add = functools.partial(
             transcripts.add_part, graphdef=self._graphdef, merge=merge, temperature=temperature, options=options
         )
-        self._add = jax.jit(add, donate_argnames=("sums",))
-        self._apply = jax.jit(
-            functools.partial(transcripts.apply, optimizer=optimizer), donate_argnames=("trained", "opt_state")
+        # Where results lie is said, because the compiler would keep a sum of zeros on every device.
+        trained, opt_state, sums = (
+            sharding.of_parameters(mesh, jax.eval_shape(of, first))
+            for of in (lambda x: x, optimizer.init, transcripts.nothing)
         )
-        self._nothing = jax.jit(transcripts.nothing)
-        self._whole = jax.jit(merge)
+        self._add = jax.jit(add, donate_argnames=("sums",), out_shardings=sums)
+        self._apply = jax.jit(
+            functools.partial(transcripts.apply, optimizer=optimizer),
+            donate_argnames=("trained", "opt_state"),
+            out_shardings=(trained, opt_state, None),
+        )
+        self._begin = jax.jit(optimizer.init, out_shardings=opt_state)
+        self._nothing = jax.jit(transcripts.nothing, out_shardings=sums)
+        self._whole = jax.jit(merge, out_shardings=sharding.of_parameters(mesh, params))
+        self._place = trained
 
     def init(self) -> State:
-        """Returns the state before the first update; to be called once, since updates take over its memory."""
-        place = sharding.of_parameters(self._mesh, self._first)
-        trained = jax.tree.map(lambda x, to: jax.device_put(jnp.copy(x), to), self._first, place)
-        opt_state = self._optimizer.init(trained)
-        return State(trained, jax.device_put(opt_state, sharding.of_parameters(self._mesh, opt_state)))
+        """Returns the state before the first update.
+
+        Raises:
+          RuntimeError: it was called before: updates take over the memory, of which there is no second copy.
+        """
+        if self._first is None:
+            raise RuntimeError("init: to be called once")
+        trained, self._first = jax.device_put(self._first, self._place), None
+        return State(trained, self._begin(trained))
 
     def model(self, state: State) -> Transformer:
-        """Returns the policy as it is now."""
+        """Returns the policy as it is now; it may share its memory with the state, which the next update takes over."""
         return nnx.merge(self._graphdef, self._whole(state.trained, self._fixed))
 
     def update(
@@ -141,7 +156,7 @@ def _cast(dtype: str, trained: PyTree, fixed: PyTree) -> nnx.State:
 
 def _gains(rewards: Sequence[Sequence[float]], std: Std) -> list[np.ndarray]:
     """Returns the advantages of groups of any sizes."""
-    width = max(map(len, rewards), default=0)
+    width = max((1, *map(len, rewards)))
     values, valid = np.zeros((len(rewards), width), np.float32), np.zeros((len(rewards), width), bool)
     for row, given in enumerate(rewards):
         values[row, : len(given)], valid[row, : len(given)] = given, True
