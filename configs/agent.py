@@ -1,4 +1,7 @@
-"""A language model learns from conversations with host environments: what `qwen3_8b_paper` and the others share."""
+"""A language model learns from conversations with host environments: what `qwen3_8b_paper` and the others share.
+
+Presets: `default` (all parameters learn), `lora` (adapters do).
+"""
 
 from ml_collections import ConfigDict, config_dict
 
@@ -9,8 +12,8 @@ def get_config(preset: str = "default") -> ConfigDict:
     Raises:
       ValueError: an unknown preset.
     """
-    if preset != "default":
-        raise ValueError(f"unknown preset {preset!r}; there is: default")
+    if preset not in ("default", "lora"):
+        raise ValueError(f"unknown preset {preset!r}; there are: default, lora")
     config = ConfigDict()
     config.seed = 0
     config.model = config_dict.placeholder(str)  # folder of safetensors, or a GGUF file
@@ -52,6 +55,10 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.optimizer.b2 = 0.999
     config.optimizer.eps = 1e-8
     config.optimizer.max_norm = 1.0
+
+    if preset == "lora":
+        config.train.lora_rank = 32
+        config.optimizer.learning_rate = 5e-5
 
     config.evaluation = ConfigDict()
     config.evaluation.suites = ("bfcl",)  # sections of `suites`

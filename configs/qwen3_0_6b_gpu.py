@@ -1,4 +1,4 @@
-"""Qwen3-0.6B on BFCL with one accelerator of 24 GB or more."""
+"""Qwen3-0.6B on BFCL with one accelerator. Presets: `default` (all parameters learn), `lora` (adapters do)."""
 
 from ml_collections import ConfigDict
 
