@@ -38,7 +38,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
             key = jax.random.fold_in(jax.random.key(config.seed), 100 + number)
             jobs = [(task, repeat) for task in tasks for repeat in range(evaluation.repeats)]
             made = agent.play(model, key, jobs, world.start)
-            kept = {"identity": identity, "result": score(made, tasks, evaluation.repeats)}
+            kept = common.plain({"identity": identity, "result": score(made, tasks, evaluation.repeats)})
             common.write_json(path, kept)
         suites[name] = kept["result"]
         print(f"{name}: {told(suites[name])}", flush=True)
@@ -57,6 +57,7 @@ def chosen(tasks: Sequence[str], most: int, seed: int) -> list[str]:
 def score(made: Sequence[Transcript], tasks: Sequence[str], repeats: int) -> dict[str, Any]:
     """Returns the success rate with its interval over tasks, of rollouts ordered by task, then repeat.
 
+    A single task has no interval: ``ci`` is None.
     A rollout whose environment failed has no result and is left out; a task without any result, too.
     """
     success = np.asarray([np.nan if one.success is None else one.success for one in made], np.float64)
@@ -65,14 +66,15 @@ def score(made: Sequence[Transcript], tasks: Sequence[str], repeats: int) -> dic
     there = ~np.isnan(table)
     rows = np.asarray([row[known].mean() for row, known in zip(table, there, strict=True) if known.any()])
     if not rows.size:
-        raise ValueError(f"no rollout of {len(made)} has a result: {made[0].error}")
+        why = next((one.error for one in made if one.error), "there are no tasks")
+        raise ValueError(f"no rollout of {len(made)} has a result: {why}")
     columns = [column[known].mean() for column, known in zip(table.T, there.T, strict=True) if known.any()]
     mean, low, high = common.interval(rows)
     return {
         "tasks": len(rows),
         "repeats": repeats,
         "success": float(mean),
-        "ci": [float(low), float(high)],
+        "ci": [float(low), float(high)] if len(rows) > 1 else None,
         "success_by_repeat": [float(value) for value in columns],
         "solved_in_every_repeat": float(np.mean(rows == 1.0)),
         "solved_in_any_repeat": float(np.mean(rows > 0.0)),
@@ -82,18 +84,20 @@ def score(made: Sequence[Transcript], tasks: Sequence[str], repeats: int) -> dic
 
 
 def average(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the mean over suites; its interval takes their tasks as independent."""
-    half = [(result["ci"][1] - result["ci"][0]) / 2 for result in results]
+    """Returns the mean over suites; its interval takes their tasks as independent, and is None if one has none."""
     mean = float(np.mean([result["success"] for result in results]))
+    if any(result["ci"] is None for result in results):
+        return {"success": mean, "ci": None}
+    half = [(result["ci"][1] - result["ci"][0]) / 2 for result in results]
     spread = float(np.sqrt(np.sum(np.square(half))) / len(results))
     return {"success": mean, "ci": [mean - spread, mean + spread]}
 
 
 def told(result: Mapping[str, Any]) -> str:
     """Returns a result in words."""
-    low, high = result["ci"]
+    interval = "" if result["ci"] is None else " [{:.1%}, {:.1%}]".format(*result["ci"])
     size = f", {result['tasks']} tasks x {result['repeats']}" if "tasks" in result else ""
-    return f"{result['success']:.1%} [{low:.1%}, {high:.1%}]{size}"
+    return f"{result['success']:.1%}{interval}{size}"
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def _placed(mesh: jax.sharding.Mesh, tree: PyTree) -> PyTree:
 def _rows(config: ConfigDict, mesh: jax.sharding.Mesh) -> transcripts.Rows:
     """One pass: the context is divided into an eighth of prompt and the rest."""
     part, members, prompt = config.train.part, config.train.group_size, config.limits.context // 8
-    shape = part, members, config.limits.context - prompt
+    rest = -(-(config.limits.context - prompt) // transcripts.MULTIPLE) * transcripts.MULTIPLE
+    shape = part, members, rest
     rows = jax.eval_shape(
         lambda: transcripts.Rows(
             prompt=jnp.zeros((part, prompt), jnp.int32),
