@@ -41,7 +41,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.environment.tasks = tuple(f"multi_turn_base_{number}" for number in TASKS)
     config.chat.update({"style": "list", "brief": True, "example": True})
     config.chat.more = ConfigDict()
-    config.limits.update({"context": 2048, "answer": 64, "answers": 4, "result": 400})
+    config.limits.update({"context": 2048, "answer": 64, "answers": 2, "result": 160})
     config.engine.update({"slots": 8, "chunk": 16, "piece": 64, "ahead": 4})
     config.reward.format = 0.2
     config.train.update({"steps": 5, "batch_size": 4, "group_size": 4, "temperature": 0.7, "lora_rank": 8})

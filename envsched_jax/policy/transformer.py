@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-_QUERIES = 512  # beyond so many, scores of a block of them exist at a time
+_QUERIES = 128  # beyond so many, scores of a block of them exist at a time
 _MASKED = -1e30  # finite, so that a row without a single valid key stays free of NaN
 
 
