@@ -94,6 +94,11 @@ def test_draws_belong_to_a_sequence_alone():
         alone, own = sampled([PROMPTS[row]], [2], [row])
         np.testing.assert_array_equal(alone[0], ids[row])
         np.testing.assert_allclose(own[0], odds[row], atol=1e-5)
+    for row, prompt in enumerate(PROMPTS):  # a draw of its own at every position
+        scores = plain([*prompt, *ids[row].tolist()], 1.3)[len(prompt) - 1 : -1]
+        places = jnp.arange(len(scores)) + len(prompt) - 1
+        drawn = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (None, 0))(keys(row)[0], places), scores)
+        np.testing.assert_array_equal(drawn, ids[row])
     for other in (
         {"to": [3, 0, 1, 2]},
         {"slots": 6, "to": [5, 2, 0, 4]},

@@ -110,7 +110,7 @@ def oracle():
     return jax.jit(jax.value_and_grad(objective))(PARAMS)
 
 
-def close(found, wanted, atol=1e-6):
+def close(found, wanted, atol=1e-5):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), found, wanted)
 
 
@@ -138,23 +138,23 @@ def test_layers_computed_again_give_the_same(oracle):
 
 
 def test_queries_in_blocks_give_the_same(oracle, monkeypatch):
-    """128 positions in blocks of 48: the last block is filled up."""
+    """128 positions in blocks of 24: the last block is filled up."""
     adder.cache_clear()
-    monkeypatch.setattr(transformer, "_QUERIES", 48)
+    monkeypatch.setattr(transformer, "_QUERIES", 24)
     sums = summed(3)
     adder.cache_clear()
     np.testing.assert_allclose(sums.loss, oracle[0], atol=1e-6)
     close(sums.gradient, oracle[1])
 
 
-@pytest.mark.parametrize("block", [4, 5, 12])
+@pytest.mark.parametrize("block", [1, 2, 3])
 @pytest.mark.parametrize("shared", [False, True])
 def test_attention_in_blocks(block, shared, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (
-        jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((2, 2, 3, 2, 12, 4), *[(2, 2, 3, 12, 4)] * 2)
+        jnp.asarray(rng.normal(size=size), jnp.float32) for size in ((2, 2, 3, 2, 13, 4), *[(2, 2, 3, 13, 4)] * 2)
     )
-    mask = jnp.asarray(rng.random((2, 12, 12)) < 0.6)
+    mask = jnp.asarray(rng.random((2, 13, 13)) < 0.6)
     prefix = None
     if shared:
         prefix = (
