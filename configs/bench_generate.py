@@ -13,9 +13,8 @@ def get_config(preset: str = "cpu") -> ConfigDict:
         raise ValueError(f"unknown preset {preset!r}; there are: cpu, smoke")
     smoke = preset == "smoke"
     config = ConfigDict()
-    config.model = config_dict.placeholder(
-        str
-    )  # folder of safetensors or GGUF file; without, `preset` with random weights
+    # Folder of safetensors or GGUF file; without, `preset` with random weights.
+    config.model = config_dict.placeholder(str)
     config.preset = "tiny"
     config.dtype = "float32"
     config.batch_sizes = (2,) if smoke else (8, 32)

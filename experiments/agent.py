@@ -5,6 +5,8 @@ open tickets are written together, so that a run that was killed goes on with th
 """
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from ml_collections import ConfigDict
 
 import envsched_jax as es
 from envsched_jax.policy.load import save
+from envsched_jax.policy.transformer import Transformer
 from envsched_jax.rollout.script import Transcript, summarise
 from envsched_jax.train import build_agent, learner
 from envsched_jax.train.build import plain
@@ -23,6 +26,7 @@ from envsched_jax.train.checkpoint import Checkpoints
 from experiments import common, loop
 
 TRANSCRIPTS = "transcripts.jsonl"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
 class _Saved(NamedTuple):
@@ -35,6 +39,9 @@ class _Saved(NamedTuple):
 def main(config: ConfigDict, workdir: Path) -> None:
     """Runs the config and leaves metrics, transcripts, weights and summary.json in the workdir."""
     started, train = time.time(), config.train
+    build_agent.check_reward(config.reward)
+    if train.save_every < 1:
+        raise ValueError(f"config.train.save_every: expected at least 1, got {train.save_every}")
     world = build_agent.build_world(config.environment)
     chat = build_agent.build_chat(config.chat, config.model)
     teacher = build_agent.build_learner(config, build_agent.load_model(config))
@@ -55,6 +62,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
             (state, arrays), progress = restored
             dispatcher.load_state_dict({**progress["dispatcher"], "arrays": jax.tree.map(np.asarray, arrays)})
             done, rows = progress["step"], progress["rows"]
+        _forget_after(workdir / TRANSCRIPTS, done)
         for step in range(done, train.steps):
             begun = time.perf_counter()
             tickets = dispatcher.propose(policy_version=step)
@@ -95,13 +103,36 @@ def main(config: ConfigDict, workdir: Path) -> None:
                 f" {row['calls']} calls, {row['tokens']} tokens, {now - begun:.0f} s",
                 flush=True,
             )
+            errors = [f"{one.task_id}: {one.status}: {one.error}" for one in made if one.error]
+            if errors:
+                print(f"  {len(errors)} of {len(made)} rollouts failed, such as {errors[0]}", flush=True)
             saved = dispatcher.state_dict()
             meta = {"step": step + 1, "rows": rows, "dispatcher": {k: v for k, v in saved.items() if k != "arrays"}}
             checkpoints.save(step + 1, _Saved(state, saved["arrays"]), meta)
-            if (step + 1) % train.save_every == 0 or step + 1 == train.steps:
-                save(teacher.model(state), workdir / "model")
+            if (step + 1) % train.save_every == 0 and step + 1 < train.steps:
+                _save_model(teacher.model(state), config.model, workdir / "model")
+        _save_model(teacher.model(state), config.model, workdir / "model")
     common.write_summary(workdir, "agent", config, _summary(rows), started)
     print(f"weights: {workdir / 'model'}")
+
+
+def _save_model(model: Transformer, source: str, target: Path) -> None:
+    """Writes a model, with the tokenizer of the folder that it came from, so that it can be loaded again."""
+    save(model, target)
+    for name in TOKENIZER:
+        if (Path(source) / name).is_file():
+            shutil.copyfile(Path(source) / name, target / name)
+
+
+def _forget_after(path: Path, done: int) -> None:
+    """Takes out of the transcripts what a run that was killed wrote of steps that come again."""
+    if not path.exists():
+        return
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was cut
+    kept = [line for line in whole if json.loads(line)["step"] <= done]
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _counted(

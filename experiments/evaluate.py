@@ -1,6 +1,7 @@
 """How well a model does on benchmarks of agents, with repeats. `python -m experiments.evaluate --workdir=DIR`.
 
-Every suite is a section of `config.suites`; a finished one is kept: a run that was killed goes on with the next.
+Every suite is a section of `config.suites`; a finished one is kept while config, code and weights stay the same: a run
+that was killed goes on with the next.
 """
 
 import json
@@ -15,7 +16,7 @@ from ml_collections import ConfigDict
 
 from envsched_jax.rollout.script import Transcript, summarise
 from envsched_jax.train import build_agent
-from experiments import common
+from experiments import common, loop
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
@@ -28,23 +29,32 @@ def main(config: ConfigDict, workdir: Path) -> None:
     chat = build_agent.build_chat(config.chat, config.model)
     model = build_agent.load_model(config)
     agent = build_agent.build_agent(config, chat, temperature=evaluation.temperature)
+    basis = {**common.plain(config), "code": loop.code_digest(), "weights": weights(config.model)}
     suites = {}
     for number, (name, world) in enumerate(worlds.items()):
         tasks = chosen([record.task_id for record in world.records], evaluation.most, config.seed)
-        identity = {**common.plain(config), "tasks": tasks}
+        identity = {**basis, "tasks": tasks}
         path = workdir / f"{name}.json"
         kept = json.loads(path.read_text()) if path.exists() else None
+        note = " (kept from an earlier run)"
         if kept is None or kept["identity"] != identity:
+            note = ""
             key = jax.random.fold_in(jax.random.key(config.seed), 100 + number)
             jobs = [(task, repeat) for task in tasks for repeat in range(evaluation.repeats)]
             made = agent.play(model, key, jobs, world.start)
             kept = common.plain({"identity": identity, "result": score(made, tasks, evaluation.repeats)})
             common.write_json(path, kept)
         suites[name] = kept["result"]
-        print(f"{name}: {told(suites[name])}", flush=True)
+        print(f"{name}: {told(suites[name])}{note}", flush=True)
     macro = average(list(suites.values()))
     print(f"macro average: {told(macro)}")
     common.write_summary(workdir, "evaluate", config, {"suites": suites, "macro": macro}, started)
+
+
+def weights(path: str) -> dict[str, list[int]]:
+    """Returns size and time of change, in nanoseconds, of the files of a model: it may be trained on under its name."""
+    files = [Path(path)] if Path(path).is_file() else sorted(Path(path).glob("*"))
+    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
 def chosen(tasks: Sequence[str], most: int, seed: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def with_pool(log: Log, pool: Sequence[Record] | None) -> Log:
         raise PoolError(f"field 'task_id': {len(missing)} tasks of the log have no record: {names}")
     if set(log.env) != {ONE_ENVIRONMENT}:
         return log
-    return Log(**{**vars(log), "env": tuple(env[task] for task in log.tasks)})
+    return replace(log, env=tuple(env[task] for task in log.tasks))
 
 
 def estimate(

@@ -11,6 +11,7 @@ none is picked by what is known of its own luck. Uniform selection needs no luck
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,13 +58,7 @@ def shuffled(log: Log, rng: np.random.Generator) -> Log:
     """Returns a log without steps in random order, as if of one policy that was asked batch by batch."""
     order = rng.permutation(len(log.task))
     step = np.arange(len(order)) * min(PSEUDO_STEPS, len(order)) // len(order)
-    return Log(
-        **{
-            **vars(log),
-            **{name: getattr(log, name)[order] for name in ("task", "size", "reward")},
-            "step": step,
-        }
-    )
+    return replace(log, task=log.task[order], size=log.size[order], reward=log.reward[order], step=step)
 
 
 def plan(log: Log, node: np.ndarray, capacity: int, window: int | None, batch: int) -> Plan | None:

@@ -6,6 +6,7 @@ where it fuses less than elsewhere, so they are too high rather than too low.
 """
 
 import functools
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def main(config: ConfigDict, workdir: Path) -> None:
     opt_state = _placed(mesh, jax.eval_shape(optimizer.init, trained))
     sums = _placed(mesh, jax.eval_shape(transcripts.nothing, trained))
     rows = _rows(config, mesh)
+    options = {"clip_low": train.clip_low, "clip_high": train.clip_high}
     add = functools.partial(
-        transcripts.add_part, graphdef=graphdef, merge=merge, temperature=1.0, options={"clip_high": 0.2}
+        transcripts.add_part, graphdef=graphdef, merge=merge, temperature=train.temperature, options=options
     )
     total = jax.ShapeDtypeStruct((), jnp.float32)
     lines = {
@@ -78,8 +80,7 @@ def _placed(mesh: jax.sharding.Mesh, tree: PyTree) -> PyTree:
 def _rows(config: ConfigDict, mesh: jax.sharding.Mesh) -> transcripts.Rows:
     """One pass: the context is divided into an eighth of prompt and the rest."""
     part, members, prompt = config.train.part, config.train.group_size, config.limits.context // 8
-    rest = -(-(config.limits.context - prompt) // transcripts.MULTIPLE) * transcripts.MULTIPLE
-    shape = part, members, rest
+    shape = part, members, transcripts.padded(config.limits.context - prompt)
     rows = jax.eval_shape(
         lambda: transcripts.Rows(
             prompt=jnp.zeros((part, prompt), jnp.int32),
@@ -98,11 +99,7 @@ def _bytes(tree: PyTree) -> float:
     """Returns bytes on each device."""
 
     def one(leaf: Any) -> float:
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        size = 1
-        for side in shape:
-            size *= side
-        return float(size * leaf.dtype.itemsize)
+        return float(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize)
 
     return sum(map(one, jax.tree.leaves(tree)))
 

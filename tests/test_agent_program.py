@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from configs import smollm2_bfcl_cpu
 from envsched_jax.environments import bfcl
 from envsched_jax.policy.load import load, save
+from envsched_jax.policy.tokenizer import load_tokenizer
 from envsched_jax.policy.transformer import Transformer, TransformerConfig
 from envsched_jax.rollout.agent import Agent
 from envsched_jax.train import build_agent
@@ -88,6 +89,36 @@ def test_a_run_that_breaks_off_goes_on_as_if_it_had_not(tiny, tmp_path, monkeypa
         other = config_of(tiny)
         other.optimizer.learning_rate = 0.5
         agent.main(other, tmp_path / "broken")
+    (tmp_path / "broken/model/model.safetensors").unlink()
+    agent.main(config_of(tiny), tmp_path / "broken")  # killed after its last step, before the weights were written
+    for mine, theirs in zip(weights_in(tmp_path / "whole/model"), weights_in(tmp_path / "broken/model"), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert load_tokenizer(tmp_path / "broken/model").encode("press") == load_tokenizer(tiny).encode("press")
+
+
+def test_transcripts_of_steps_that_come_again_are_taken_out(tmp_path):
+    path = tmp_path / agent.TRANSCRIPTS
+    agent._forget_after(path, 1)
+    assert not path.exists()
+    rows = [json.dumps({"step": step, "text": "a\u2028é"}, ensure_ascii=False) for step in (1, 1, 2, 2)]
+    path.write_text("\n".join([*rows, '{"step": 2, "te']), encoding="utf-8")
+    for done in (2, 1):
+        agent._forget_after(path, done)
+        assert path.read_text(encoding="utf-8").split("\n") == [*rows[: 2 * done], ""]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "why"),
+    [
+        ("reward", "kind", "style", r"config\.reward\.kind: expected one of progress, success"),
+        ("train", "save_every", 0, r"config\.train\.save_every: expected at least 1, got 0"),
+    ],
+)
+def test_what_a_run_cannot_do_is_said_before_it_starts(section, name, value, why, tmp_path):
+    config = config_of("nowhere")
+    config[section][name] = value
+    with pytest.raises(ValueError, match=why):
+        agent.main(config, tmp_path)
 
 
 @needs_package
@@ -103,6 +134,9 @@ def test_an_evaluation_goes_on_with_the_next_suite(tiny, tmp_path, capsys):
     result = summary["suites"]["bfcl"]
     assert result["tasks"] == 2 and result["repeats"] == 2 and result["success"] == 0.0
     assert result["rollouts"]["rollouts"] == 4 and "macro average: 0.0%" in capsys.readouterr().out
+    (tmp_path / "bfcl.json").write_text((tmp_path / "bfcl.json").read_text().replace("model.safetensors", "other"))
+    evaluate.main(config, tmp_path)  # of other weights under the same name
+    assert (tmp_path / "bfcl.json").stat().st_mtime_ns > written
     config.evaluation.suites = ("none",)
     with pytest.raises(ValueError, match="suites"):
         evaluate.main(config, tmp_path)

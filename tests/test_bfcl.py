@@ -60,6 +60,8 @@ def test_calls_are_parsed_to_names_and_literals():
         '{"name": 3, "arguments": {}}',
         '{"name": "f", "arguments": [1]}',
         '{"arguments": {}}',
+        '[{"name": "f"}, 3]',
+        '{"function": "f"}',
         "[" * 3000,
         "\x00f(1)",
     ],

@@ -112,6 +112,8 @@ def test_calls_are_read(style):
         code = 'print("[1]")\nif a < b: f(\'{"x": [1]}\')  # é'
         call = json.dumps([{"name": "find", "arguments": {"path": code}}])
         assert chat.calls(f"<tool_call>{call}</tool_call>") == [Call("find", (), {"path": code})]
+        many = json.dumps([{"name": c.name, "arguments": c.kwargs} for c in CALLS], indent=1)
+        assert chat.calls(f"<tool_call>{many}</tool_call>") == CALLS
 
 
 @pytest.mark.parametrize("style", ["hermes", "list"])

@@ -108,6 +108,10 @@ def test_what_cannot_be_built_is_named():
     config = agent_config.get_config()
     with pytest.raises(ModelError, match=r"config\.model: expected a folder"):
         build_agent.load_model(config)
+    with pytest.raises(ModelError, match=r"config\.model: expected a folder"):
+        build_agent.build_chat(config.chat, config.model)
+    with pytest.raises(ModelError, match=r"config\.chat: brief and example are not for the style hermes"):
+        build_agent.build_chat(ConfigDict({"style": "hermes", "brief": True, "example": False}), "nowhere")
     with pytest.raises(ModelError, match=r"config\.chat\.style: expected one of hermes, list, python, got 'xml'"):
         build_agent.build_chat(ConfigDict({"style": "xml"}), "nowhere")
     with pytest.raises(PoolError, match=r"config\.environment\.name: expected bfcl, taubench or acebench, got 'chess'"):

@@ -22,6 +22,11 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+def is_json(text: str) -> bool:
+    """Tells whether a text begins as a JSON object does, or a list of such: no list of calls in Python does."""
+    return text.startswith("{") or (text.startswith("[") and text[1:].lstrip().startswith("{"))
+
+
 def parse(text: str, *, trusted: bool = False) -> list[Call]:
     """Returns the calls in a model's answer: ``[f(x=1), g("a")]``, one call, or JSON with name and arguments.
 
@@ -38,7 +43,7 @@ def parse(text: str, *, trusted: bool = False) -> list[Call]:
     if not 0 < len(text) <= LONGEST:
         raise CallError(f"expected 1 to {LONGEST} characters, got {len(text)}")
     try:
-        found = _json_calls(text) if text[0] == "{" or text.startswith("[{") else _python_calls(text)
+        found = _json_calls(text) if is_json(text) else _python_calls(text)
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
         if isinstance(error, CallError):
             raise
@@ -68,7 +73,9 @@ def _json_calls(text: str) -> list[Call]:
     value = json.loads(text)
     found = []
     for item in value if isinstance(value, list) else [value]:
-        item = item.get("function", item)
+        item = item.get("function", item) if isinstance(item, dict) else None
+        if not isinstance(item, dict):
+            raise CallError("expected objects with a name and arguments")
         arguments = item.get("arguments", item.get("parameters", {}))
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(item["name"], str) or not isinstance(arguments, dict):

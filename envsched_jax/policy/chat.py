@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from envsched_jax.environments.calls import MOST_CALLS, Call, CallError, parse
+from envsched_jax.environments.calls import MOST_CALLS, Call, CallError, is_json, parse
 from envsched_jax.policy.load import ModelError
 from envsched_jax.policy.tokenizer import Tokenizer
 
 Style = Literal["hermes", "list", "python"]
 STYLES: tuple[Style, ...] = ("hermes", "list", "python")
+EXAMPLES = 3  # tools that are shown in use, where asked for
 _MARK = "\u2063answer\u2063"  # stands for an answer; occurs in no template, but may occur in what a tool says
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -34,9 +35,6 @@ _PYTHON = """You answer by calling functions. Write nothing but a list of calls,
 and wait for their results. When nothing is left to do, answer in one short sentence without a call. The functions are:
 
 {tools}"""
-
-
-EXAMPLES = 3  # tools that are shown in use, where asked for
 
 
 class Chat(NamedTuple):
@@ -115,23 +113,16 @@ class Chat(NamedTuple):
         if "<think>" in text:
             return []  # a thought that was not finished
         if self.style == "python":
-            return _parsed(text) if text.startswith("[") else []
+            return parse(text) if text.startswith("[") else []
         blocks = [block.strip() for block in _BLOCK.findall(text)]
         if "tool_call>" in _BLOCK.sub("", text):
             raise CallError("a tool call is not whole: expected <tool_call>, JSON, </tool_call>")
-        if any(not block.startswith(("{", "[{")) for block in blocks):
+        if any(not is_json(block) for block in blocks):
             raise CallError('expected JSON between the tags, such as {"name": "tool", "arguments": {}}')
-        found = [call for block in blocks for call in _parsed(block)]
+        found = [call for block in blocks for call in parse(block)]
         if len(found) > MOST_CALLS:
             raise CallError(f"expected up to {MOST_CALLS} calls, got {len(found)}")
         return found
-
-
-def _parsed(text: str) -> list[Call]:
-    try:
-        return parse(text)
-    except AttributeError:  # of JSON items that are no objects
-        raise CallError("expected objects with a name and arguments") from None
 
 
 def signature(tool: Mapping[str, Any]) -> str:

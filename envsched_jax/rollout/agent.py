@@ -132,7 +132,19 @@ class Agent:
           piece: ids of a prompt or an observation read at a time; the last piece is filled up.
           ahead: environments that are started before there is a slot for them.
           place: lays the slots out over devices.
+
+        Raises:
+          ValueError: a number is out of range.
         """
+        for name, value, least in (
+            ("slots", slots, 1),
+            ("chunk", chunk, 1),
+            ("piece", piece, 1),
+            ("ahead", ahead, 0),
+            ("temperature", temperature, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
         self._chat, self._limits = chat, limits
         self._slots, self._temperature, self._chunk, self._piece, self._ahead = slots, temperature, chunk, piece, ahead
         self._place = place

@@ -6,7 +6,6 @@ programs have few shapes: slots and capacity are fixed, and what is read is read
 Shapes: ``S`` slots, ``C`` capacity in positions, ``n`` sequences read at once, ``M`` ids decoded at once.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -170,9 +169,7 @@ def decode(
     return slots, out
 
 
-begin_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(begin)
-copy_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(copy)
-read_compiled = functools.partial(jax.jit, donate_argnames=("slots",))(read)
-decode_compiled = functools.partial(
-    jax.jit, donate_argnames=("slots",), static_argnames=("tokens", "temperature", "eos")
-)(decode)
+begin_compiled = jax.jit(begin, donate_argnames=("slots",))
+copy_compiled = jax.jit(copy, donate_argnames=("slots",))
+read_compiled = jax.jit(read, donate_argnames=("slots",))
+decode_compiled = jax.jit(decode, donate_argnames=("slots",), static_argnames=("tokens", "temperature", "eos"))

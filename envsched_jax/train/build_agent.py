@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+from flax import nnx
 from ml_collections import ConfigDict
 
 from envsched_jax.environments import acebench, bfcl, taubench, users
@@ -29,7 +31,7 @@ class World:
 
     name: str
     records: list[Record]
-    start: Callable[[str], Hosted]
+    start: Callable[[str], Hosted]  # of a task's id
 
 
 def build_world(config: ConfigDict) -> World:
@@ -44,10 +46,10 @@ def build_world(config: ConfigDict) -> World:
         begin: Callable[..., Conversation] = bfcl.start
     elif name == "taubench":
         records = taubench.pool(_checkout(config), tuple(config.domains), config.split)
-        begin = functools.partial(_taubench, config.checkout, _user(config))
+        begin = functools.partial(taubench.start, config.checkout, user=_user(config))
     elif name == "acebench":
         records = acebench.pool(_checkout(config), tuple(config.kinds), config.language)
-        begin = functools.partial(_acebench, config.checkout, _user(config), config.language)
+        begin = functools.partial(acebench.start, config.checkout, user=_user(config), language=config.language)
     else:
         raise PoolError(f"config.environment.name: expected bfcl, taubench or acebench, got {name!r}")
     wanted = tuple(config.tasks)
@@ -56,19 +58,7 @@ def build_world(config: ConfigDict) -> World:
         raise PoolError(f"config.environment.tasks: no task {unknown[0]!r} in {name}")
     if wanted:
         records = [record for record in records if record.task_id in wanted]
-    return World(name, records, functools.partial(_hosted, begin, config.limit_s))
-
-
-def _hosted(begin: Callable[..., Conversation], limit: float, task_id: str) -> Hosted:
-    return Hosted(begin, task_id, limit=limit)
-
-
-def _taubench(checkout: str, user: Any, task_id: str) -> Conversation:
-    return taubench.start(checkout, task_id, user)
-
-
-def _acebench(checkout: str, user: Any, language: str, task_id: str) -> Conversation:
-    return acebench.start(checkout, task_id, user, language)
+    return World(name, records, functools.partial(Hosted, begin, limit=config.limit_s))
 
 
 def _checkout(config: ConfigDict) -> str:
@@ -77,26 +67,43 @@ def _checkout(config: ConfigDict) -> str:
     return config.checkout
 
 
-def _user(config: ConfigDict) -> Any:
+def _user(config: ConfigDict) -> users.MakeUser:
     """Returns what makes a user of a task's instruction: a model that is served, or one that says all at once."""
     if not config.user.url:
         return users.plain
     return functools.partial(users.ServedUser, config.user.url, config.user.model, key_name=config.user.key_name)
 
 
-def build_chat(config: ConfigDict, model: str) -> Chat:
-    """Returns the chat of a section such as ``config.chat``; raises ModelError where files are missing."""
+def build_chat(config: ConfigDict, model: str | None) -> Chat:
+    """Returns the chat of a section such as ``config.chat`` for the model at a path.
+
+    Raises:
+      ModelError: files are missing, or a setting does not fit the style.
+    """
     if config.style not in STYLES:
         raise ModelError(f"config.chat.style: expected one of {', '.join(STYLES)}, got {config.style!r}")
-    return Chat(load_tokenizer(model), config.style, dict(config.more), config.brief, config.example)
+    if config.style == "hermes" and (config.brief or config.example):
+        raise ModelError("config.chat: brief and example are not for the style hermes: its template shows the tools")
+    return Chat(load_tokenizer(_given(model)), config.style, dict(config.more), config.brief, config.example)
 
 
 def load_model(config: ConfigDict) -> Transformer:
-    """Returns the model at ``config.model``, with weights of ``config.dtype``; raises ModelError."""
-    if not config.model:
-        raise ModelError("config.model: expected a folder of safetensors or a GGUF file")
-    model = load(config.model, config.dtype)
+    """Returns the model at ``config.model``, with weights of ``config.dtype`` that lie over ``config.mesh``.
+
+    Raises:
+      ModelError: there is no such model, or it cannot be read.
+      ValueError: there are fewer devices than the mesh has.
+    """
+    mesh = sharding.make_mesh(**config.mesh)
+    model = load(_given(config.model), config.dtype)
     model.config = dataclasses.replace(model.config, remat=config.train.remat)
+    graphdef, params = nnx.split(model)
+    return nnx.merge(graphdef, jax.device_put(params, sharding.of_parameters(mesh, params)))
+
+
+def _given(model: str | None) -> str:
+    if not model:
+        raise ModelError("config.model: expected a folder of safetensors or a GGUF file")
     return model
 
 
@@ -106,7 +113,7 @@ def model_config(config: ConfigDict) -> TransformerConfig:
 
 
 def build_agent(config: ConfigDict, chat: Chat, *, temperature: float) -> Agent:
-    """Returns the agent of ``config.limits`` and ``config.engine``."""
+    """Returns the agent of ``config.limits``, ``config.engine`` and ``config.mesh``; raises ValueError as these do."""
     mesh = sharding.make_mesh(**config.mesh)
     return Agent(
         chat,
@@ -118,7 +125,7 @@ def build_agent(config: ConfigDict, chat: Chat, *, temperature: float) -> Agent:
 
 
 def build_learner(config: ConfigDict, model: Transformer) -> Learner:
-    """Returns the learner of ``config.train``, ``config.optimizer`` and ``config.mesh``."""
+    """Returns the learner of ``config.train``, ``config.optimizer`` and ``config.mesh``; raises ValueError likewise."""
     train = config.train
     return Learner(
         model,
@@ -135,6 +142,12 @@ def build_learner(config: ConfigDict, model: Transformer) -> Learner:
     )
 
 
+def check_reward(config: Mapping[str, Any]) -> None:
+    """Raises ValueError if a section such as ``config.reward`` has an unknown kind."""
+    if config["kind"] not in REWARDS:
+        raise ValueError(f"config.reward.kind: expected one of {', '.join(REWARDS)}, got {config['kind']!r}")
+
+
 def reward(transcript: Transcript, config: Mapping[str, Any]) -> float | None:
     """Returns what a rollout earns by a section such as ``config.reward``; None where the environment failed.
 
@@ -143,8 +156,7 @@ def reward(transcript: Transcript, config: Mapping[str, Any]) -> float | None:
     Raises:
       ValueError: an unknown kind.
     """
-    if config["kind"] not in REWARDS:
-        raise ValueError(f"config.reward.kind: expected one of {', '.join(REWARDS)}, got {config['kind']!r}")
+    check_reward(config)
     if transcript.progress is None or transcript.success is None:
         return None
     share = 1.0 - transcript.refused / transcript.attempts if transcript.attempts else 0.0

@@ -64,7 +64,7 @@ class Learner:
         """
         if temperature <= 0.0:
             raise ValueError(f"temperature: expected above 0 for learning, got {temperature}")
-        if part % mesh.shape["data"]:
+        if part < 1 or part % mesh.shape["data"]:
             raise ValueError(f"part: expected a multiple of the mesh's data axis {mesh.shape['data']}, got {part}")
         self._mesh, self._part, self._std = mesh, part, std
         self._graphdef, params = nnx.split(model)

@@ -20,7 +20,7 @@ RULES = (
     (r"(o|down)/kernel", P("model", "data")),
     (r"head/kernel", P("data", "model")),
 )
-"""By the end of a parameter's path; what no rule names is on every device."""
+"""By what a parameter's path ends in, or an adapter's has in it; what no rule names is on every device."""
 
 
 def make_mesh(data: int = 1, model: int = 1, devices: list[jax.Device] | None = None) -> Mesh:
@@ -47,10 +47,7 @@ def of_parameters(mesh: Mesh, params: PyTree) -> PyTree:
     def one(path: tuple, leaf: jax.Array) -> NamedSharding:
         name = "/".join(re.findall(r"\w+", jax.tree_util.keystr(path))).removesuffix("/value")
         axes = next((tuple(spec) for rule, spec in RULES if re.search(rule, name)), ())
-        if len(axes) != leaf.ndim:
-            axes = (None,) * leaf.ndim
-        fits = (a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, leaf.shape, strict=True))
-        return NamedSharding(mesh, P(*fits))
+        return _split(mesh, leaf, axes if len(axes) == leaf.ndim else (None,) * leaf.ndim)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -69,8 +66,12 @@ def of_slots(mesh: Mesh, slots: Slots) -> Slots:
     """Returns a sharding for slots of the decoder: sequences along ``data``, heads of their caches along ``model``."""
 
     def one(leaf: jax.Array) -> NamedSharding:
-        axes = ("data", "model", None, None) if leaf.ndim == 4 else ("data",)
-        fits = (a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, leaf.shape, strict=True))
-        return NamedSharding(mesh, P(*fits))
+        return _split(mesh, leaf, ("data", "model", None, None) if leaf.ndim == 4 else ("data",))
 
     return jax.tree.map(one, slots)
+
+
+def _split(mesh: Mesh, leaf: jax.Array, axes: tuple[str | None, ...]) -> NamedSharding:
+    """Returns the sharding of a leaf along these axes, but for those that do not divide its side."""
+    fits = (a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, leaf.shape, strict=True))
+    return NamedSharding(mesh, P(*fits))

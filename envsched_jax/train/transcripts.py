@@ -18,7 +18,7 @@ from envsched_jax.rollout.script import Transcript
 from envsched_jax.train.grpo import loss
 from envsched_jax.types import PyTree
 
-MULTIPLE = 128  # what lengths are rounded up to
+MULTIPLE = 128  # what lengths are rounded up to, at least
 BLOCK = 128  # positions whose logits exist at a time
 
 
@@ -62,8 +62,8 @@ def to_parts(
     members = max((len(row) for row in rows), default=0)
     for begin in range(0, len(rows), part):
         some = rows[begin : begin + part]
-        width = _up(max(len(row[0][0].prompt) for row in some))
-        shape = part, members, _up(max(len(one.ids) for row in some for one, _ in row))
+        width = padded(max(len(row[0][0].prompt) for row in some))
+        shape = part, members, padded(max(len(one.ids) for row in some for one, _ in row))
         prompt, lengths = np.zeros((part, width), np.int32), np.full(part, 1, np.int32)
         ids, mask, odds = np.zeros(shape, np.int32), np.zeros(shape, bool), np.zeros(shape, np.float32)
         gain = np.zeros(shape[:2], np.float32)
@@ -77,8 +77,13 @@ def to_parts(
         yield Rows(*map(jnp.asarray, (prompt, lengths, ids, mask, odds, gain)))
 
 
-def _up(value: int) -> int:
-    return max(-(-value // MULTIPLE), 1) * MULTIPLE
+def padded(length: int) -> int:
+    """Returns a length rounded up to one of few, for every one is a program: at most 8 between a number and twice it.
+
+    Longer ones grow by up to an eighth.
+    """
+    step = max(MULTIPLE, 1 << max((length - 1).bit_length() - 4, 0))
+    return max(-(-length // step), 1) * step
 
 
 def log_probs(model: Transformer, rows: Rows, temperature: float = 1.0) -> jax.Array:
@@ -138,7 +143,7 @@ def add_part(
       graphdef: of the model.
       merge: makes parameters of ``trained`` and ``fixed``.
       temperature: at which the rollouts were sampled.
-      options: of ``grpo.loss``.
+      options: of ``grpo.loss``, ``clip_low`` and ``clip_high`` among them.
     """
 
     def objective(trained: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -148,8 +153,7 @@ def add_part(
 
     (value, logp), gradient = jax.value_and_grad(objective, has_aux=True)(trained)
     gap = jnp.where(rows.mask, logp - rows.log_prob, 0.0)
-    low, high = options.get("clip_low", 0.2), options.get("clip_high", 0.2)
-    clipped = rows.mask & ((gap < np.log1p(-low)) | (gap > np.log1p(high)))
+    clipped = rows.mask & ((gap < np.log1p(-options["clip_low"])) | (gap > np.log1p(options["clip_high"])))
     return Sums(
         gradient=jax.tree.map(lambda total, g: total + g.astype(total.dtype), sums.gradient, gradient),
         loss=sums.loss + value,
