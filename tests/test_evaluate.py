@@ -119,6 +119,11 @@ def test_what_cannot_be_built_is_named():
     for name in ("taubench", "acebench"):
         with pytest.raises(PoolError, match=f"config.environment.checkout: expected the folder of a clone of {name}"):
             build_agent.build_world(config.suites[name])
+    for name in ("slots", "chunk", "piece"):
+        other = agent_config.get_config()
+        other.engine[name] = 0
+        with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+            build_agent.build_agent(other, None, temperature=0.0)
     config.preset = "huge"
     with pytest.raises(ValueError, match="unknown preset 'huge'"):
         build_agent.model_config(config)

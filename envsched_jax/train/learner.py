@@ -70,7 +70,8 @@ class Learner:
         self._graphdef, params = nnx.split(model)
         params = jax.device_put(params, sharding.of_parameters(mesh, params))
         self._optimizer = optimizer
-        first, self._fixed = divide(params, lora_rank, jax.random.key(seed))
+        key = jax.random.fold_in(jax.random.key(seed), 0)  # programs draw rollouts from other streams of the same seed
+        first, self._fixed = divide(params, lora_rank, key)
         self._first: PyTree | None = jax.tree.map(jnp.copy, first)  # the model that was given keeps its memory
         merge = merger(model.config.dtype, lora_rank, lora_scale)
         options = {"clip_low": clip_low, "clip_high": clip_high}
