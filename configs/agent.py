@@ -21,7 +21,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.dtype = "bfloat16"
     config.mesh = ConfigDict({"data": 1, "model": 1})
     config.scheduler = ConfigDict({"name": "envsched"}, convert_dict=False)
-    config.environment = environment("bfcl")
+    config.environment = environment("bfcl", "train")
 
     config.chat = ConfigDict()
     config.chat.style = "hermes"
@@ -30,7 +30,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.chat.more = ConfigDict({"enable_thinking": False})
 
     config.limits = ConfigDict({"context": 16384, "answer": 1024, "answers": 20, "result": 4000})
-    config.engine = ConfigDict({"slots": 32, "chunk": 32, "piece": 512, "ahead": 8})
+    config.engine = ConfigDict({"slots": 32, "chunk": 32, "piece": 512, "ahead": 8, "capacity": 2048})
 
     config.reward = ConfigDict({"kind": "progress", "format": 0.0})
 
@@ -46,6 +46,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.train.remat = True
     config.train.lora_rank = 0  # 0 trains every parameter
     config.train.lora_scale = 2.0
+    config.train.checkpoint_every = 1  # steps; what a run that is killed does again
     config.train.save_every = 10  # steps between two writings of the weights, besides the last
 
     config.optimizer = ConfigDict()
@@ -65,13 +66,14 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.evaluation.repeats = 4
     config.evaluation.temperature = 0.7
     config.evaluation.most = 0  # tasks of a suite, drawn once by the seed; 0 takes all
-    config.suites = ConfigDict({name: environment(name) for name in ("bfcl", "taubench", "acebench")})
+    config.suites = ConfigDict({name: environment(name, "all") for name in ("taubench", "acebench")})
+    config.suites.bfcl = environment("bfcl", "held_out")
     return config
 
 
-def environment(name: str) -> ConfigDict:
-    """Returns the section of one benchmark."""
-    section = ConfigDict({"name": name, "tasks": (), "limit_s": 10.0})
+def environment(name: str, share: str) -> ConfigDict:
+    """Returns the section of one benchmark: 'all' its tasks, those to 'train' on, or the scenarios 'held_out'."""
+    section = ConfigDict({"name": name, "tasks": (), "share": share, "held_out": 0.2, "limit_s": 10.0})
     if name == "bfcl":
         section.categories = ("base", "miss_func", "miss_param", "long_context")
         return section

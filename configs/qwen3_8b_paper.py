@@ -20,7 +20,9 @@ def get_config(preset: str = "default") -> ConfigDict:
     config = agent.get_config()
     config.preset = "qwen3_8b"
     config.mesh.update({"data": 8, "model": 1})
-    config.engine.update({"slots": 128, "ahead": 64})
+    config.limits.context = 8192
+    config.engine.update({"slots": 128, "ahead": 64, "capacity": 8192})
     config.train.update({"steps": 40 if preset == "default" else 120, "batch_size": 64, "group_size": 8, "part": 8})
+    config.train.checkpoint_every = 5  # 92 GiB each: parameters and Adam's moments in float32
     config.evaluation.suites = ("bfcl", "taubench", "acebench")
     return config

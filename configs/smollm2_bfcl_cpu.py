@@ -39,10 +39,11 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.dtype = "float32"  # faster than bfloat16 on a CPU
     config.environment.categories = ("base",)
     config.environment.tasks = tuple(f"multi_turn_base_{number}" for number in TASKS)
+    config.environment.share = "all"
     config.chat.update({"style": "list", "brief": True, "example": True})
     config.chat.more = ConfigDict()
     config.limits.update({"context": 2048, "answer": 64, "answers": 2, "result": 160})
-    config.engine.update({"slots": 8, "chunk": 16, "piece": 64, "ahead": 4})
+    config.engine.update({"slots": 8, "chunk": 16, "piece": 64, "ahead": 4, "capacity": 512})
     config.reward.format = 0.2
     config.train.update({"steps": 5, "batch_size": 4, "group_size": 4, "temperature": 0.7, "lora_rank": 8})
     config.optimizer.learning_rate = 1e-3  # of adapters

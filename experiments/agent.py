@@ -1,7 +1,7 @@
 """A language model learns from conversations with host environments. `python -m experiments.agent --workdir=DIR`.
 
-Every step proposes tasks, makes rollouts, observes them and updates the policy; then policy, optimiser, scheduler and
-open tickets are written together, so that a run that was killed goes on with the step that it was in.
+Every step proposes tasks, makes rollouts, observes them and updates the policy. Policy, optimiser, scheduler and open
+tickets are written together, after every step or so many, so that a run that was killed goes on as if it had not been.
 """
 
 import json
@@ -40,8 +40,9 @@ def main(config: ConfigDict, workdir: Path) -> None:
     """Runs the config and leaves metrics, transcripts, weights and summary.json in the workdir."""
     started, train = time.time(), config.train
     build_agent.check_reward(config.reward)
-    if train.save_every < 1:
-        raise ValueError(f"config.train.save_every: expected at least 1, got {train.save_every}")
+    for name in ("checkpoint_every", "save_every"):
+        if train[name] < 1:
+            raise ValueError(f"config.train.{name}: expected at least 1, got {train[name]}")
     world = build_agent.build_world(config.environment)
     chat = build_agent.build_chat(config.chat, config.model)
     teacher = build_agent.build_learner(config, build_agent.load_model(config))
@@ -106,9 +107,10 @@ def main(config: ConfigDict, workdir: Path) -> None:
             errors = [f"{one.task_id}: {one.status}: {one.error}" for one in made if one.error]
             if errors:
                 print(f"  {len(errors)} of {len(made)} rollouts failed, such as {errors[0]}", flush=True)
-            saved = dispatcher.state_dict()
-            meta = {"step": step + 1, "rows": rows, "dispatcher": {k: v for k, v in saved.items() if k != "arrays"}}
-            checkpoints.save(step + 1, _Saved(state, saved["arrays"]), meta)
+            if (step + 1) % train.checkpoint_every == 0 or step + 1 == train.steps:
+                saved = dispatcher.state_dict()
+                meta = {"step": step + 1, "rows": rows, "dispatcher": {k: v for k, v in saved.items() if k != "arrays"}}
+                checkpoints.save(step + 1, _Saved(state, saved["arrays"]), meta)
             if (step + 1) % train.save_every == 0 and step + 1 < train.steps:
                 _save_model(teacher.model(state), config.model, workdir / "model")
         _save_model(teacher.model(state), config.model, workdir / "model")

@@ -148,6 +148,21 @@ def test_turns_messages_and_tools():
 
 
 @needs_package
+def test_numbers_that_a_tool_would_not_come_back_from_are_refused():
+    maths = next(task for task in bfcl.tasks(["base"]).values() if "MathAPI" in task.classes)
+    episode = Episode(maths)
+    for text in ("power(999999999999, 999999999)", "square_root(2, precision=99999999)", "power(base=2, exponent=1e9)"):
+        with pytest.raises(CallError, match="expected at most"):
+            episode.call(parse(text)[0])
+    assert len(episode.call(parse("power(999999999999, 300)")[0])) > 3000
+    assert "1.41" in episode.call(parse("square_root(2, precision=1000)")[0])
+    for text in ("f(x=1e400)", "f(x=-1e13)", '{"name": "f", "arguments": {"x": NaN}}'):
+        with pytest.raises(CallError, match="digits"):
+            parse(text)
+    assert parse(r"f(x='C:\d')") == [Call("f", (), {"x": "C:\\d"})]
+
+
+@needs_package
 def test_progress_counts_turns_before_the_first_failure():
     task = bfcl.tasks(["base"])["multi_turn_base_0"]
     episode = Episode(task)

@@ -10,9 +10,10 @@ Patil et al. 2025, The Berkeley Function Calling Leaderboard.
 import copy
 import importlib
 import importlib.util
+import inspect
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from envsched_jax.pool.records import PoolError, Record, Verifier
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 ADDED = "I have updated some more functions you can choose from. What about now?"  # the benchmark's words
 _PACKAGE = "bfcl_eval"
+_LARGEST = {"exponent": 300, "precision": 1000}  # arguments of the maths tools: beyond, they do not come back
 _ONE_AT_A_TIME = threading.Lock()  # the maths tools set the precision of a library for the whole process
 _CHECKS = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker"
 
@@ -224,12 +226,14 @@ class Episode:
         As there, a tool that this turn does not show works all the same (one reference solution uses such a one).
 
         Raises:
-          CallError: the task has no such tool; nothing has happened.
+          CallError: the task has no such tool, or it would work on these numbers for ever; nothing has happened.
         """
         if call.name not in self._owner:
             raise CallError(f"there is no tool {call.name!r}")
+        owner = self._mine[self._owner[call.name]]
+        _check_size(getattr(owner, call.name), call)
         self._called = True
-        response = _execute(self._mine[self._owner[call.name]], call)
+        response = _execute(owner, call)
         self._responses.append(response)
         return response
 
@@ -321,6 +325,18 @@ def _objects(task: Task) -> dict[str, Any]:
             made._load_scenario(copy.deepcopy(task.config.get(name, {})), long_context=task.long_context)
         found[name] = made
     return found
+
+
+def _check_size(tool: Callable[..., Any], call: Call) -> None:
+    """Raises CallError where the maths tools would compute for ever; what does not fit the tool is left to it."""
+    try:
+        given = inspect.signature(tool).bind_partial(*call.args, **call.kwargs).arguments
+    except TypeError:
+        return
+    for name, most in _LARGEST.items():
+        value = given.get(name)
+        if isinstance(value, int | float) and abs(value) > most:
+            raise CallError(f"{name}: expected at most {most}")
 
 
 def _execute(owner: Any, call: Call) -> str:

@@ -2,12 +2,15 @@
 
 import ast
 import json
+import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 LONGEST = 20_000  # characters of one answer that are parsed
 MOST_CALLS = 64  # of one answer
 MOST_DIGITS = 12  # of one number: some tools would work on larger ones for ever
+_ONE_AT_A_TIME = threading.Lock()  # up to Python 3.11 the parser counts its depth once for all threads
 
 
 class CallError(ValueError):
@@ -57,7 +60,9 @@ def parse(text: str, *, trusted: bool = False) -> list[Call]:
 
 
 def _python_calls(text: str) -> list[Call]:
-    body = ast.parse(text, mode="eval").body
+    with _ONE_AT_A_TIME, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an escape that there is none of, in a path, say
+        body = ast.parse(text, mode="eval").body
     found = []
     for node in body.elts if isinstance(body, ast.List | ast.Tuple) else [body]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -92,7 +97,7 @@ def _check_literals(values: Sequence[Any], depth: int) -> None:
             _check_literals([*value.keys(), *value.values()], depth + 1)
         elif isinstance(value, list | tuple | set | frozenset):
             _check_literals(list(value), depth + 1)
-        elif isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
-            raise CallError(f"a number has more than {MOST_DIGITS} digits")
+        elif isinstance(value, int | float) and not abs(value) < 10**MOST_DIGITS:  # NaN is not below it either
+            raise CallError(f"a number has more than {MOST_DIGITS} digits, or is none")
         elif value is not None and not isinstance(value, str | int | float):
             raise CallError(f"an argument is {type(value).__name__}: expected text, numbers, lists or objects")

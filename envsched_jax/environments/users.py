@@ -66,6 +66,16 @@ def plain(instruction: str) -> ScriptedUser:
     return ScriptedUser((instruction,))
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nothing: the key of an endpoint is for no other."""
+
+    def redirect_request(self, *unused: Any) -> None:
+        """Returns that there is nothing to follow, so that the answer is an error."""
+
+
+_OPENER = urllib.request.build_opener(_Stay)
+
+
 class ServedUser:
     """Played by a model behind an OpenAI-compatible endpoint.
 
@@ -138,7 +148,7 @@ class ServedUser:
             if attempt:
                 time.sleep(self._backoff * 2 ** (attempt - 1))
             try:
-                with urllib.request.urlopen(self._request(), timeout=self._timeout) as response:
+                with _OPENER.open(self._request(), timeout=self._timeout) as response:
                     return bytes(response.read())
             except urllib.error.HTTPError as error:
                 with error:

@@ -22,7 +22,6 @@ from envsched_jax.rollout import slots as device
 from envsched_jax.rollout.script import Ask, Limits, Said, Say, Transcript, script
 from envsched_jax.types import Key
 
-SMALLEST = 512  # capacity that decoding begins with
 PAUSE = 0.001  # seconds between two looks at environments while nothing can be decoded
 
 
@@ -119,6 +118,7 @@ class Agent:
         chunk: int = 16,
         piece: int = 64,
         ahead: int = 4,
+        capacity: int = 512,
         place: Callable[[device.Slots], device.Slots] = lambda slots: slots,
     ) -> None:
         """Allocates nothing yet.
@@ -131,6 +131,8 @@ class Agent:
           chunk: ids decoded between two looks at the environments.
           piece: ids of a prompt or an observation read at a time; the last piece is filled up.
           ahead: environments that are started before there is a slot for them.
+          capacity: positions of a slot in the beginning; where more are needed they are doubled, which takes the memory
+            of both for a moment.
           place: lays the slots out over devices.
 
         Raises:
@@ -141,13 +143,14 @@ class Agent:
             ("chunk", chunk, 1),
             ("piece", piece, 1),
             ("ahead", ahead, 0),
+            ("capacity", capacity, 1),
             ("temperature", temperature, 0),
         ):
             if value < least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
         self._chat, self._limits = chat, limits
         self._slots, self._temperature, self._chunk, self._piece, self._ahead = slots, temperature, chunk, piece, ahead
-        self._place = place
+        self._capacity, self._place = capacity, place
         self.pace = Pace(0.0, 0.0, 0.0, 0, 0)  # of the last call of play
 
     def play(
@@ -174,6 +177,7 @@ class Agent:
             temperature=self._temperature,
             chunk=self._chunk,
             piece=self._piece,
+            capacity=self._capacity,
             place=self._place,
         )
         waiting, live, done = deque(jobs), list[_Rollout](), dict[tuple[str, int], Transcript]()
@@ -225,11 +229,12 @@ class _Run:
         temperature: float,
         chunk: int,
         piece: int,
+        capacity: int,
         place: Callable[[device.Slots], device.Slots],
     ) -> None:
         self._limits, self._model, self._eos = limits, model, eos
         self._temperature, self._chunk, self._piece, self._place = temperature, chunk, piece, place
-        self._capacity = min(SMALLEST, limits.context)
+        self._capacity = min(capacity, limits.context)
         self._slots = place(device.empty(model, size, self._capacity))
         self._free = list(range(size))[::-1]
         self._filled = [0] * size  # positions in the cache

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from envsched_jax.rollout.script import Limits, Transcript
 from envsched_jax.train import grpo, sharding
 from envsched_jax.train.learner import Learner
 
+SHARES = ("all", "train", "held_out")
 REWARDS = ("progress", "success")
 
 
@@ -37,8 +39,11 @@ class World:
 def build_world(config: ConfigDict) -> World:
     """Returns the world of a section such as ``config.environment``.
 
+    ``share`` takes 'all' tasks, or those of the scenarios that are 'held_out', a fraction that is the same whoever
+    asks, or the others, 'train'.
+
     Raises:
-      PoolError: an unknown environment or task, a package or a checkout is missing.
+      PoolError: an unknown environment, task or share, a package or a checkout is missing, or no task is left.
     """
     name = config.name
     if name == "bfcl":
@@ -51,19 +56,31 @@ def build_world(config: ConfigDict) -> World:
         records = acebench.pool(_checkout(config), tuple(config.kinds), config.language)
         begin = functools.partial(acebench.start, config.checkout, user=_user(config), language=config.language)
     else:
-        raise PoolError(f"config.environment.name: expected bfcl, taubench or acebench, got {name!r}")
+        raise PoolError(f"environment: expected bfcl, taubench or acebench, got {name!r}")
     wanted = tuple(config.tasks)
     unknown = sorted(set(wanted) - {record.task_id for record in records})
     if unknown:
-        raise PoolError(f"config.environment.tasks: no task {unknown[0]!r} in {name}")
+        raise PoolError(f"tasks of {name}: there is no {unknown[0]!r}")
     if wanted:
         records = [record for record in records if record.task_id in wanted]
+    if config.share not in SHARES:
+        raise PoolError(f"share of {name}: expected one of {', '.join(SHARES)}, got {config.share!r}")
+    if config.share != "all":
+        apart = config.share == "held_out"
+        records = [record for record in records if _held_out(record, config.held_out) == apart]
+    if not records:
+        raise PoolError(f"share of {name}: no task is left with held_out={config.held_out}")
     return World(name, records, functools.partial(Hosted, begin, limit=config.limit_s))
+
+
+def _held_out(record: Record, fraction: float) -> bool:
+    """Tells whether a task is for evaluation only; all variants of a scenario are, or none."""
+    return zlib.crc32((record.group_id or record.task_id).encode()) / 2**32 < fraction
 
 
 def _checkout(config: ConfigDict) -> str:
     if not config.checkout:
-        raise PoolError(f"config.environment.checkout: expected the folder of a clone of {config.name}'s repository")
+        raise PoolError(f"checkout of {config.name}: expected the folder of a clone of its repository")
     return config.checkout
 
 
