@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from configs import agent as agent_config
 from configs import qwen3_8b_paper
+from envsched_jax.environments import bfcl
 from envsched_jax.policy import preset
 from envsched_jax.policy.load import ModelError
 from envsched_jax.policy.transformer import Transformer
@@ -114,10 +115,10 @@ def test_what_cannot_be_built_is_named():
         build_agent.build_chat(ConfigDict({"style": "hermes", "brief": True, "example": False}), "nowhere")
     with pytest.raises(ModelError, match=r"config\.chat\.style: expected one of hermes, list, python, got 'xml'"):
         build_agent.build_chat(ConfigDict({"style": "xml"}), "nowhere")
-    with pytest.raises(PoolError, match=r"config\.environment\.name: expected bfcl, taubench or acebench, got 'chess'"):
+    with pytest.raises(PoolError, match="environment: expected bfcl, taubench or acebench, got 'chess'"):
         build_agent.build_world(ConfigDict({"name": "chess"}))
     for name in ("taubench", "acebench"):
-        with pytest.raises(PoolError, match=f"config.environment.checkout: expected the folder of a clone of {name}"):
+        with pytest.raises(PoolError, match=f"checkout of {name}: expected the folder of a clone"):
             build_agent.build_world(config.suites[name])
     for name in ("slots", "chunk", "piece"):
         other = agent_config.get_config()
@@ -153,3 +154,17 @@ def test_memory_without_weights(dtype, rank, tmp_path, capsys):
         assert line["arguments"] > 0 and line["temporaries"] >= 0
     assert summary["programs"]["step"]["shared"] > 0  # memory is taken over
     assert f"{count:,} parameters" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not bfcl.available(), reason="bfcl-eval is not installed: `make bfcl` does it")
+def test_scenarios_are_held_out_whole():
+    sections = {share: agent_config.environment("bfcl", share) for share in build_agent.SHARES}
+    worlds = {share: build_agent.build_world(section).records for share, section in sections.items()}
+    ids = {share: {record.task_id for record in records} for share, records in worlds.items()}
+    assert ids["train"] | ids["held_out"] == ids["all"] and not ids["train"] & ids["held_out"]
+    assert 0.12 < len(ids["held_out"]) / len(ids["all"]) < 0.28
+    scenarios = [{record.group_id for record in worlds[share]} for share in ("train", "held_out")]
+    assert not scenarios[0] & scenarios[1]
+    sections["all"].share = "some"
+    with pytest.raises(PoolError, match="share of bfcl: expected one of all, train, held_out, got 'some'"):
+        build_agent.build_world(sections["all"])
