@@ -18,6 +18,7 @@ def get_config(preset: str = "default") -> ConfigDict:
     config.seed = 0
     config.model = config_dict.placeholder(str)  # folder of safetensors, or a GGUF file
     config.preset = "qwen3_0_6b"  # its dimensions, for `experiments.memory`
+    config.memory_layers = ()  # two numbers of layers that `experiments.memory` compiles in place of all; () takes all
     config.dtype = "bfloat16"
     config.mesh = ConfigDict({"data": 1, "model": 1})
     config.scheduler = ConfigDict({"name": "envsched"}, convert_dict=False)
