@@ -2,8 +2,8 @@
 
 `XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m experiments.memory --workdir=DIR` is for the setting of
 the published result. Bytes of arguments hold for every platform; those of temporaries are what XLA plans for a CPU,
-where it fuses less than elsewhere, so they are too high rather than too low. `--config.memory_layers="(1,3)"` saves most
-of the time that compiling 36 layers takes.
+where it fuses less than elsewhere, so they are too high rather than too low.
+`--config.memory_layers="(1,3)"` saves most of the time that compiling 36 layers takes.
 """
 
 import dataclasses
