@@ -157,10 +157,8 @@ def test_prompts_that_are_alike_are_read_once(alone):
     assert len({tuple(one.ids) for one in made}) == len(made)
 
 
-def test_a_context_longer_than_the_first_capacity(monkeypatch):
-    monkeypatch.setattr("envsched_jax.rollout.agent.SMALLEST", 64)
-    small = told(play(JOBS[:4], piece=16))
-    monkeypatch.undo()
+def test_a_context_longer_than_the_first_capacity():
+    small = told(play(JOBS[:4], piece=16, capacity=64))
     assert told(play(JOBS[:4])) == small
 
 
