@@ -2,12 +2,12 @@
 
 import json
 
+import chats
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from ml_collections import ConfigDict
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from configs import smollm2_bfcl_cpu
 from envsched_jax.environments import bfcl
@@ -19,22 +19,15 @@ from envsched_jax.train import build_agent
 from experiments import agent, evaluate
 
 needs_package = pytest.mark.skipif(not bfcl.available(), reason="bfcl-eval is not installed: `make bfcl` does it")
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """Returns a folder with a random model of bytes and its tokenizer."""
     folder = tmp_path_factory.mktemp("tiny")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    encoder = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    encoder.pre_tokenizer, encoder.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    encoder.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    encoder = chats.tokenizer().encoder
     encoder.save(str(folder / "tokenizer.json"))
-    fields = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    fields = {"eos_token": "<|im_end|>", "chat_template": chats.CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))
     dimensions = TransformerConfig(encoder.get_vocab_size(), 1, 16, 2, 1, 8, 16, qk_norm=False, blank_id=None)
     save(Transformer(dimensions, rngs=nnx.Rngs(0)), folder)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envsched_jax.environments.calls import Call, CallError, parse
+from envsched_jax.environments.checkout import lines
 from envsched_jax.environments.conversation import Message, Schema
 from envsched_jax.pool.records import PoolError, Record, Verifier
 
@@ -360,5 +361,4 @@ def _lines(name: str) -> list[dict[str, Any]]:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise PoolError("the package bfcl-eval is not installed: `make bfcl` installs it without its dependencies")
-    path = Path(spec.origin).parent / "data" / name
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return lines(Path(spec.origin).parent / "data" / name)

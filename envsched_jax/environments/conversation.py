@@ -19,7 +19,10 @@ _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods(
 
 
 class ConversationError(RuntimeError):
-    """The environment failed, not the policy. ``status`` is env_timeout or env_error: this rollout has no reward."""
+    """The environment failed, not the policy. This rollout has no reward.
+
+    ``status`` is env_timeout, env_error or infra_error.
+    """
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)

@@ -284,7 +284,8 @@ class _Run:
                 self._filled[one.slot] = len(prompt) - 1
                 self._read.add(one.slot)
             drawn, source = jnp.stack(rows), int(to[0])
-            self._slots = device.begin_compiled(self._slots, np.full(size, prompt[0], np.int32), to, drawn)
+            first = np.asarray(prompt[:1], np.int32)
+            self._slots = device.begin_compiled(self._slots, first, to[:1], drawn[:1])
             self._read_ids(source, prompt[1:], 0)
             self._slots = device.copy_compiled(self._slots, source, np.where(to == source, size, to), drawn)
         if starting:

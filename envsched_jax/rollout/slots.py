@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from envsched_jax.policy.transformer import SlotCache, Transformer
+from envsched_jax.rollout.text import log_prob
 from envsched_jax.types import Key
 
 
@@ -142,8 +143,7 @@ def decode(
             chosen = jax.vmap(jax.random.categorical)(keys, logits)
         else:
             chosen = logits.argmax(axis=-1)
-        score = jnp.take_along_axis(logits, chosen[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(logits, axis=-1)
-        return chosen.astype(jnp.int32), score
+        return chosen.astype(jnp.int32), log_prob(logits, chosen)
 
     def more(carry: tuple[jax.Array, Slots, Decoded]) -> jax.Array:
         step, _, out = carry

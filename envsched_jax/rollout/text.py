@@ -29,6 +29,11 @@ def pad_prompts(prompts: list[list[int]], multiple: int = 64) -> tuple[np.ndarra
     return ids, mask
 
 
+def log_prob(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """Returns ``f32[...]``, the log-probabilities of ids ``i32[...]`` by their logits ``f32[..., V]``."""
+    return jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+
+
 def generate(
     model: Transformer,
     key: Key,
@@ -66,8 +71,7 @@ def generate(
             chosen = jax.random.categorical(jax.random.fold_in(key, step), logits)
         else:
             chosen = logits.argmax(axis=-1)
-        score = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
-        return chosen.astype(jnp.int32), score
+        return chosen.astype(jnp.int32), log_prob(logits, chosen)
 
     def more(carry: tuple) -> jax.Array:
         return (carry[0] < tokens) & ~carry[1].all()

@@ -93,6 +93,11 @@ def loss(
     return _mean(per_sequence, count > 0)
 
 
+def is_clipped(gap: jax.Array, clip_low: float, clip_high: float) -> jax.Array:
+    """Tells where a ratio left ``[1 - clip_low, 1 + clip_high]``, of its logarithm, in bool and of the same shape."""
+    return (gap < jnp.log(1.0 - clip_low)) | (gap > jnp.log(1.0 + clip_high))
+
+
 def make_optimizer(
     name: Literal["adam", "sgd"] = "adam",
     learning_rate: float | optax.Schedule = 1e-3,
@@ -191,7 +196,7 @@ def update(
         (value, logp), gradient = value_and_gradient(params, part, advantage[rows], live, reference)
         share = jnp.where(jnp.expand_dims(place < batch, range(1, count.ndim)), count[rows], False).sum() / total
         gap = jnp.where(live, logp - part.logp, 0.0)
-        outside = live & ((gap < jnp.log(1.0 - clip_low)) | (gap > jnp.log(1.0 + clip_high)))
+        outside = live & is_clipped(gap, clip_low, clip_high)
         return _Sums(
             loss=sums.loss + share * value,
             gradient=jax.tree.map(lambda total, g: total + share * g, sums.gradient, gradient),

@@ -15,7 +15,8 @@ from flax import nnx
 
 from envsched_jax.policy.transformer import Transformer
 from envsched_jax.rollout.script import Transcript
-from envsched_jax.train.grpo import loss
+from envsched_jax.rollout.text import log_prob
+from envsched_jax.train.grpo import is_clipped, loss
 from envsched_jax.types import PyTree
 
 MULTIPLE = 128  # what lengths are rounded up to, at least
@@ -104,9 +105,7 @@ def log_probs(model: Transformer, rows: Rows, temperature: float = 1.0) -> jax.A
     @jax.checkpoint
     def some(args: tuple[jax.Array, jax.Array]) -> jax.Array:
         hidden, target = args
-        logits = model.logits(hidden) / temperature
-        chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1)
+        return log_prob(model.logits(hidden) / temperature, target)
 
     block = min(BLOCK, inputs.shape[2])
 
@@ -153,7 +152,7 @@ def add_part(
 
     (value, logp), gradient = jax.value_and_grad(objective, has_aux=True)(trained)
     gap = jnp.where(rows.mask, logp - rows.log_prob, 0.0)
-    clipped = rows.mask & ((gap < np.log1p(-options["clip_low"])) | (gap > np.log1p(options["clip_high"])))
+    clipped = rows.mask & is_clipped(gap, options["clip_low"], options["clip_high"])
     return Sums(
         gradient=jax.tree.map(lambda total, g: total + g.astype(total.dtype), sums.gradient, gradient),
         loss=sums.loss + value,
