@@ -27,6 +27,7 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.world.variants = 2
     config.world.doc_noise = (0.0,)
     config.world.structure = 1.0
+    config.world.habit_seed = 0
     config.world.habit_scale = 1.8
     config.world.habit_shift = 0.0
 

@@ -13,9 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from envsched_jax.train import build
-from experiments import common, loop, report
-
-BASE = "uniform"
+from experiments import common, loop, paired, report
+from experiments.headline import BASE, MAIN
+from experiments.paired import at_equal_rollouts, spread
 
 
 def halves(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,26 +59,19 @@ def rollouts_to(
     return np.where(reached, rollouts[first, np.arange(len(first))], budget), reached
 
 
-def at_equal_rollouts(arm: loop.Curves, grid: np.ndarray) -> np.ndarray:
-    """Scores of every seed at the rollouts of the grid, between evaluations on a straight line: f64[grid, seeds]."""
-    score, rollouts = arm.score(), np.asarray(arm.rollouts, np.float64)
-    return np.stack([np.interp(grid, rollouts[:, i], score[:, i]) for i in range(score.shape[1])], axis=1)
+def summarise(curves: dict[str, loop.Curves], unseen_env: np.ndarray | None = None) -> dict[str, Any]:
+    """What summary.json holds of an ablation.
 
-
-def spread(values: Any) -> dict[str, Any]:
-    """Mean and 95 % interval over seeds."""
-    mean, low, high = common.interval(values)
-    return {"mean": float(mean), "ci": [float(low), float(high)]}
-
-
-def summarise(curves: dict[str, loop.Curves]) -> dict[str, Any]:
-    """What summary.json holds of an ablation; ``curves`` must have the arm ``uniform``."""
+    Args:
+      curves: per arm; there must be ``uniform``.
+      unseen_env: bool[tasks], whether the environment of an evaluation task is unseen; None: not compared by that.
+    """
     base = curves[BASE]
     base_success = np.asarray(base.success, np.float64)
     level = float(best_of(base_success).mean())
-    grid = np.asarray(base.rollouts, np.float64).mean(axis=1)
+    grid = paired.rollout_grid(base)
     budget = float(grid[-1])
-    arms, paired = {}, {}
+    arms, differences, at_tokens = {}, {}, {}
     for name, arm in curves.items():
         success, rollouts, score = (
             np.asarray(arm.success, np.float64),
@@ -95,6 +88,7 @@ def summarise(curves: dict[str, loop.Curves]) -> dict[str, Any]:
             "tokens": np.asarray(arm.tokens, np.float64).mean(axis=1),
             "score_mean": mean,
             "score_ci": np.stack([low, high], axis=1),
+            "score_average": spread(at_equal_rollouts(arm, grid).mean(axis=0)),
             "informative_share": informative.mean(),
             "informative_curve": informative.mean(axis=1),
             "rollouts_to_uniform_best": {**spread(spent), "reached": int(reached.sum()), "seeds": len(spent)},
@@ -103,16 +97,25 @@ def summarise(curves: dict[str, loop.Curves]) -> dict[str, Any]:
         }
         if name != BASE:
             share = informative.mean(axis=0) / np.maximum(np.asarray(base.informative).mean(axis=0), 1e-9)
-            paired[name] = {
-                "score_final_minus_uniform": spread(
-                    at_equal_rollouts(arm, grid)[-1] - at_equal_rollouts(base, grid)[-1]
-                ),
-                "score_mean_minus_uniform": spread(
-                    (at_equal_rollouts(arm, grid) - at_equal_rollouts(base, grid)).mean(axis=0)
-                ),
+            rollouts_gap, tokens_gap = (paired.minus(arm, base, base, unit) for unit in ("rollouts", "tokens"))
+            differences[name] = {
+                "score_final_minus_uniform": rollouts_gap["final"],
+                "score_mean_minus_uniform": rollouts_gap["mean"],
                 "informative_share_over_uniform": spread(share),
+                **({} if unseen_env is None else paired.splits(arm, base, unseen_env)),
             }
-    return {"uniform_best": level, "seeds": base.score().shape[1], "arms": arms, "paired": paired}
+            at_tokens[name] = {
+                "score_final_minus_uniform": tokens_gap["final"],
+                "score_mean_minus_uniform": tokens_gap["mean"],
+                "tokens": tokens_gap["spent"],
+            }
+    ours = {
+        key: {name: paired.minus(curves[MAIN], arm, base, unit) for name, arm in curves.items() if name != MAIN}
+        for key, unit in (("envsched_minus", "rollouts"), ("envsched_minus_tokens", "tokens"))
+        if MAIN in curves
+    }
+    goal = {"uniform_best": level, "seeds": base.score().shape[1]}
+    return {**goal, "arms": arms, "paired": differences, "paired_tokens": at_tokens, **ours}
 
 
 def _kept(path: Path, identity: dict[str, Any]) -> loop.Curves | None:
@@ -129,13 +132,16 @@ def _cost(item: tuple[str, dict[str, Any]]) -> tuple[bool, bool, bool, bool, str
     return name != BASE, name != "envsched", arm["filter"] != "none", arm["scheduler"]["name"] == "oracle", name
 
 
-def main(config: ConfigDict, workdir: Path) -> None:
-    """Runs every arm of the config and leaves metrics, figures, a page and summary.json in the workdir."""
+def main(config: ConfigDict, workdir: Path, suite: build.Suite | None = None) -> None:
+    """Runs every arm of the config and leaves metrics, figures, a page and summary.json in the workdir.
+
+    ``suite`` may bring what `build.build_suite` would make of the config, where several runs share it.
+    """
     started = time.time()
     arms = build.plain(config.arms)
     if BASE not in arms:
         raise ValueError(f"config.arms: {BASE!r} is missing, and everything is compared with it")
-    suite = build.build_suite(config)
+    suite = build.build_suite(config) if suite is None else suite
     measures = loop.Measures(suite, config)
     seeds = list(range(config.seeds))
     shared = {k: v for k, v in common.plain(config).items() if k != "arms"}
@@ -149,7 +155,8 @@ def main(config: ConfigDict, workdir: Path) -> None:
             if kept is None:
                 arm_started = time.time()
                 programs = build.build_arm(suite, config, **arm)
-                kept = loop.run_arm(name, seeds, programs, measures, writer, workdir / "checkpoints" / name, identity)
+                checkpoints, beliefs = workdir / "checkpoints" / name, workdir / f"beliefs_{name}.npz"
+                kept = loop.run_arm(name, seeds, programs, measures, writer, checkpoints, identity, beliefs)
                 common.write_json(path, {"identity": identity, "curves": dataclasses.asdict(kept)})
                 score, share = kept.score()[-1].mean(), np.mean(kept.informative)
                 print(
@@ -159,7 +166,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
                 )
             curves[name] = kept
             loop.save_schedule(workdir, name, kept, suite.index.env_ids)
-    common.write_summary(workdir, "ablate", config, summarise(curves), started)
+    common.write_summary(workdir, "ablate", config, summarise(curves, suite.eval_unseen_env), started)
     print(f"report: {report.build(workdir)}")
 
 

@@ -23,6 +23,8 @@ WIDTH = 4.6  # inches, half of the report's page; twice that for a row of panels
 LEGEND = 1.75  # inches, a column of a legend with the longest name that is not cut
 ACCENT = "#3b82f6"
 NEUTRAL = "#808891"
+STRONG = ("envsched", "uniform")  # drawn thicker, in front
+FEW = 8  # arms up to which every curve has a band
 # Bright enough for a dark page, dark enough for a white one.
 OTHERS = tuple(
     "#e07b1a #2e9e5b #9b6cd6 #d9534f #1a9ba1 #d0609f #8f8f2a #a0785a #c9a400 #7cb342 #5c6bc0 #ff8a65 "
@@ -128,7 +130,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def _line(axes: Axes, name: str, colour: str, x: np.ndarray, y: np.ndarray, band: np.ndarray | None = None) -> None:
-    strong = name in ("envsched", "uniform")
+    strong = name in STRONG
     dashes = "--" if name == "uniform" else "-"
     front = 3.0 if strong else 2.0
     axes.plot(x, y, dashes, color=colour, label=name, linewidth=2.0 if strong else 1.3, zorder=front)
@@ -138,12 +140,16 @@ def _line(axes: Axes, name: str, colour: str, x: np.ndarray, y: np.ndarray, band
 
 
 def learning_curves(arms: Arms, path: str | Path, x: str = "steps", uniform_best: float | None = None) -> Path:
-    """Held-out score with 95 % bands over seeds, against `x`: a curve of each arm, `steps` or `rollouts`."""
+    """Held-out score with 95 % bands over seeds, against `x`: a curve of each arm, `steps`, `rollouts` or `tokens`.
+
+    Of many arms only envsched and uniform have a band: more would hide the curves.
+    """
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes()
         for name, colour in colours(list(arms)).items():
             arm = arms[name]
-            band = floats(arm["score_ci"]).reshape(-1, 2) if arm.get("score_ci") is not None else None
+            shown = arm.get("score_ci") is not None and (len(arms) <= FEW or name in STRONG)
+            band = floats(arm["score_ci"]).reshape(-1, 2) if shown else None
             _line(axes, name, colour, floats(arm[x]), floats(arm["score_mean"]), band)
         if uniform_best is not None:
             axes.axhline(uniform_best, color=INK, alpha=0.6, linewidth=1, linestyle=":", label="best of uniform")
@@ -239,7 +245,7 @@ def schedule(counts: Mapping[str, np.ndarray], path: str | Path, env_ids: Sequen
     top = max(float(np.quantile(share, 0.99)) for share in shares.values()) or 1.0
     tint = LinearSegmentedColormap.from_list("tint", [(0.23, 0.51, 0.96, 0.0), (0.23, 0.51, 0.96, 1.0)])
     with matplotlib.rc_context(STYLE | {"axes.grid": False}):
-        height = float(np.clip(0.9 + 0.13 * len(order), 2.9, 5.0))
+        height = float(np.clip(0.9 + 0.13 * len(order), 2.9, 6.1))
         figure = Figure(figsize=(WIDTH * min(2, len(shares)), height), layout="constrained")
         panels = figure.subplots(1, len(shares), sharey=True, squeeze=False)[0]
         for axes, (name, share) in zip(panels, shares.items(), strict=True):
@@ -247,7 +253,7 @@ def schedule(counts: Mapping[str, np.ndarray], path: str | Path, env_ids: Sequen
             axes.set(title=name, xlabel="evaluation")
             axes.tick_params(axis="y", labelsize=7, length=0)
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        named = len(env_ids) == len(order) <= 32
+        named = len(env_ids) == len(order) <= 40
         panels[0].set_yticks(range(len(order)) if named else [], [env_ids[i] for i in order] if named else [])
         panels[0].set_ylabel("" if named else f"{len(order)} environments")
         bar = figure.colorbar(image, ax=panels, format=FuncFormatter(_percent), shrink=0.8, pad=0.01)
@@ -255,19 +261,23 @@ def schedule(counts: Mapping[str, np.ndarray], path: str | Path, env_ids: Sequen
         return save(figure, path)
 
 
-def calibration(pairs: Mapping[str, np.ndarray], path: str | Path, bins: int = 8) -> Path:
+def calibration(
+    pairs: Mapping[str, np.ndarray], path: str | Path, bins: int = 8, arms: Sequence[str] | None = None
+) -> Path:
     """Predicted against realised share of informative groups: one dot per step, the line joins means of equal bins.
 
     Args:
       pairs: per arm f64[steps, 2], predicted and realised.
       path: the PNG to write.
       bins: number of bins with equally many steps.
+      arms: all arms of the run in their order, to give each its colour of the other figures; by default those of pairs.
     """
+    palette = colours(list(pairs if arms is None else arms))
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes()
         axes.plot([0, 1], [0, 1], color=INK, alpha=0.5, linewidth=1, linestyle=":")
-        for name, colour in colours(list(pairs)).items():
-            points = pairs[name][np.argsort(pairs[name][:, 0])]
+        for name, found in pairs.items():
+            points, colour = found[np.argsort(found[:, 0])], palette[name]
             axes.plot(*points.T, "o", color=colour, markersize=2.5, alpha=0.2, markeredgewidth=0)
             means = np.array([part.mean(axis=0) for part in np.array_split(points, min(bins, len(points)))])
             axes.plot(*means.T, "o-", color=colour, markersize=4.5, label=name)

@@ -95,6 +95,7 @@ def run_arm(
     writer: common.MetricWriter,
     folder: Path,
     identity: dict[str, Any],
+    beliefs: Path | None = None,
 ) -> Curves:
     """Runs one arm to the end, or goes on from its checkpoint.
 
@@ -106,6 +107,7 @@ def run_arm(
       writer: gets one row per seed and evaluation.
       folder: for the checkpoints of this arm.
       identity: what a checkpoint must agree with.
+      beliefs: the npz file that `save_beliefs` writes at the end; None: it is not written.
 
     Returns:
       The curves.
@@ -144,6 +146,8 @@ def run_arm(
                 raise FloatingPointError(f"arm {name}: the loss is not finite within {programs.chunk} steps of {step}")
             _evaluate(name, seeds, programs, measures, writer, state, curves, chunk)
             checkpoints.save(step, state, dataclasses.asdict(curves))
+    if beliefs is not None:
+        save_beliefs(beliefs, programs, state, measures.suite)
     return curves
 
 
@@ -204,6 +208,33 @@ def save_schedule(workdir: Path, name: str, curves: Curves, env_ids: tuple[str, 
     """Writes how many groups of each environment were rolled out between evaluations."""
     counts = np.asarray(curves.env_count, np.int64)[:, : len(env_ids)]
     np.savez(workdir / f"schedule_{name}.npz", counts=counts, env_ids=np.asarray(env_ids))
+
+
+def save_beliefs(path: Path, programs: build.Programs, state: CycleState, suite: build.Suite) -> None:
+    """Writes what the first seed believes of every task, and the graph that it believes it on, as an npz file.
+
+    Arrays over n tasks: `mean` and `variance` (of the reward, predicted), `p_informative` (f32), `visits`, `env`,
+    `pattern` (i32); names `env_ids`; over m edges, each of `sender` (who lends) and `receiver` (i32) and `weight`
+    (f32, similarity summed over its kinds). An arm without a belief leaves no file.
+    """
+    if programs.believe is None:
+        return
+    n = len(suite.index.task_ids)
+    belief, graph = jax.device_get((programs.believe(state), programs.setup.graph))
+    edge = np.flatnonzero(graph.edges.mask)
+    np.savez_compressed(
+        path,
+        mean=belief.mean[0, :n],
+        variance=belief.variance[0, :n],
+        p_informative=belief.p_informative[0, :n],
+        visits=np.asarray(state.scheduler.history.visits)[0, :n],
+        env=graph.nodes.env[:n],
+        pattern=graph.nodes.pattern[:n],
+        env_ids=np.asarray(suite.index.env_ids),
+        sender=graph.senders[edge],
+        receiver=graph.receivers[edge],
+        weight=graph.edges.similarity[edge].sum(axis=1),
+    )
 
 
 def time_pieces(programs: build.Programs, state: CycleState, repeats: int = 10) -> dict[str, float]:

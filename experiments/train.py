@@ -20,7 +20,8 @@ def main(config: ConfigDict, workdir: Path) -> None:
     identity = {"pool": suite.fingerprint, "code": loop.code_digest(), "config": common.plain(config)}
     name, seeds = config.scheduler.name, [config.seed]
     with common.MetricWriter(workdir) as writer:
-        curves = loop.run_arm(name, seeds, programs, measures, writer, workdir / "checkpoints", identity)
+        beliefs = workdir / f"beliefs_{name}.npz"
+        curves = loop.run_arm(name, seeds, programs, measures, writer, workdir / "checkpoints", identity, beliefs)
     loop.save_schedule(workdir, name, curves, suite.index.env_ids)
     seconds = loop.time_pieces(programs, programs.init(jnp.asarray(seeds)))
     score = curves.score()[:, 0]
