@@ -1,12 +1,13 @@
 """A question asked at several values: what is compared, how a value is chosen, and that the program runs."""
 
-import json
+import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from configs import sweep as sweep_config
-from experiments import loop, sweep
+from experiments import common, loop, sweep
 
 
 def curves(success, informative=0.2):
@@ -69,18 +70,26 @@ def test_an_unknown_setting_is_named():
         sweep.at_value(config, "4")
 
 
-@pytest.mark.slow
-def test_the_program_runs_and_shares_a_suite(tmp_path, monkeypatch):
-    built = []
-    build_suite = sweep.build.build_suite
-    monkeypatch.setattr(sweep.build, "build_suite", lambda config: built.append(1) or build_suite(config))
+def test_the_program_shares_a_suite_and_leaves_a_table(tmp_path, monkeypatch):
+    def ablate(config, workdir, suite):
+        assert suite == "suite" and (config.train.group_size == 2) == (workdir.name == "2")
+        for name, success in (("uniform", 0.5), ("envsched", 0.6), ("of_another_run", 0.9)):
+            arm = dataclasses.asdict(curves(np.full((2, 8), success)))
+            common.write_json(workdir / "arms" / f"{name}.json", {"identity": {}, "curves": arm})
+
+    built = mock.Mock(return_value="suite")
+    monkeypatch.setattr(sweep.build, "build_suite", built)
+    # What an ablation does is tested with it; here it must be called as it wants to be.
+    monkeypatch.setattr(sweep.ablate, "main", mock.create_autospec(sweep.ablate.main, side_effect=ablate))
     config = sweep_config.get_config("smoke")
-    config.base.train.update({"steps": 2, "chunk": 1})
-    config.base.evaluation.probe_every = 4
     sweep.main(config, tmp_path)
-    assert len(built) == 1  # a group's size changes nothing in the pool
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    built.assert_called_once()  # the size of a group changes nothing in the pool
+    summary = common.read_summary(tmp_path)
     assert list(summary["values"]) == ["4", "2"]
-    assert {"final", "mean", "informative", "rollouts", "score"} <= set(summary["values"]["2"]["envsched"])
-    assert (tmp_path / "figures" / "gains.png").exists() and (tmp_path / "2" / "report.html").exists()
-    assert (tmp_path / "table.md").read_text().count("\n") == 6
+    assert set(summary["values"]["2"]) == {"uniform", "envsched"}
+    assert summary["values"]["2"]["envsched"]["final"]["mean"] == pytest.approx(0.1)
+    assert (tmp_path / "figures" / "gains.png").exists()
+    assert "| 2 | `envsched` | 0.600 | +0.100 [0.100, 0.100] |" in (tmp_path / "table.md").read_text()
+    config.axis["2"].world = {"seed": 5}
+    sweep.main(config, tmp_path)
+    assert built.call_count == 3  # another pool is another suite
