@@ -24,6 +24,12 @@ QUESTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "learning_rate": {
         label: {"optimizer": {"learning_rate": float(label)}} for label in ("5e-4", "1e-3", "2e-3", "4e-3", "8e-3")
     },
+    # Adam whose epsilon is above its gradients shrinks with the informative share; with a tiny one it is scale-free.
+    "optimizer": {
+        "eps_1e-1": {},
+        "eps_1e-2": {"optimizer": {"eps": 1e-2, "learning_rate": 0.0005}},
+        "eps_1e-8": {"optimizer": {"eps": 1e-8, "learning_rate": 0.0001}},
+    },
     "group_size": {
         "4": {"train": {"group_size": 4, "batch_size": 128}},
         "8": {},
