@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from envsched_jax import schedulers
 from envsched_jax.train import build
-from experiments import common, loop, phase_figures, phase_score, surrogate
+from experiments import common, loop, phase_figures, phase_score, report, surrogate
 from experiments.phase_score import BASE, Runs
 
 CLOSE = 0.01  # how near the share of degenerate groups must come to its target
@@ -182,7 +182,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     summary = summarise(config, runs)
     common.write_summary(workdir, "phase", config, summary, started)
     drawn = phase_figures.draw(summary, workdir / "figures", axes, list(config.batch_sizes), config.middle)
-    print(f"figures: {', '.join(map(str, drawn))}")
+    print(f"figures: {', '.join(map(str, drawn))}\nreport: {report.build(workdir)}")
 
 
 def summarise(config: ConfigDict, runs: Mapping[int, Mapping[str, Runs]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import common, figures, headline, replay_score, report_loop
+from experiments import common, figures, headline, replay_score, report_loop, report_sweep
 from experiments.headline import number, percent
 from experiments.page import STYLE, Cell, figure, panel, spread, table
 
@@ -162,6 +162,8 @@ KINDS: dict[str, tuple[str, Headline, Body]] = {
     "ablate": ("Ablation", headline.ablate, report_loop.ablate),
     "replay": ("Replay of recorded outcomes", headline.replay, replay),
     "train": ("Training run", headline.train, report_loop.train),
+    "sweep": ("One question", report_sweep.judge_sweep, report_sweep.sweep),
+    "phase": ("When scheduling pays", report_sweep.judge_phase, report_sweep.phase),
 }
 
 

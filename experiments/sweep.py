@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from envsched_jax.train import build
-from experiments import ablate, common, figures, loop, paired
+from experiments import ablate, common, figures, loop, paired, report
 from experiments.headline import BASE
 
 SUITE_SECTIONS = ("world", "audit", "graph", "policy", "warm_start", "evaluation")  # all that a suite is made of
@@ -96,7 +96,7 @@ def at_best(values: dict[str, dict[str, loop.Curves]]) -> dict[str, Any]:
 
 
 def main(config: ConfigDict, workdir: Path) -> None:
-    """Runs every value and leaves summary.json, a table and a figure in the workdir."""
+    """Runs every value and leaves summary.json, a table, a figure and a page in the workdir."""
     started = time.time()
     suite, made_of = None, None
     values: dict[str, dict[str, loop.Curves]] = {}
@@ -115,7 +115,7 @@ def main(config: ConfigDict, workdir: Path) -> None:
     text = table(config.question, summary)
     (workdir / "table.md").write_text(text, encoding="utf-8")
     draw(config.question, summary["values"], workdir / "figures" / "gains.png")
-    print(text)
+    print(f"{text}\nreport: {report.build(workdir)}")
 
 
 def _cell(entry: dict[str, Any], sign: bool = True) -> str:

@@ -189,6 +189,7 @@ def test_smoke_runs_to_its_summary_and_keeps_finished_parts(tmp_path, monkeypatc
     assert len(rows) == 2 * 2 * 2 * 2 * 2
     assert {"final_over_uniform", "informative_share", "learning_rate"} <= rows[0].keys()
     assert len(list((tmp_path / "figures").glob("*.png"))) == 6
+    assert "does not compare envsched with uniform" in (tmp_path / "report.html").read_text()
 
     done.clear()
     (tmp_path / "parts" / "oracle.4.npz").unlink()

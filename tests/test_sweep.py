@@ -90,6 +90,8 @@ def test_the_program_shares_a_suite_and_leaves_a_table(tmp_path, monkeypatch):
     assert summary["values"]["2"]["envsched"]["final"]["mean"] == pytest.approx(0.1)
     assert (tmp_path / "figures" / "gains.png").exists()
     assert "| 2 | `envsched` | 0.600 | +0.100 [0.100, 0.100] |" in (tmp_path / "table.md").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "EnvSched gains on uniform in 2 of 2 values" in page and 'href="2/report.html"' in page
     config.axis["2"].world = {"seed": 5}
     sweep.main(config, tmp_path)
     assert built.call_count == 3  # another pool is another suite
