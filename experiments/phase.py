@@ -25,7 +25,8 @@ from ml_collections import ConfigDict
 from envsched_jax import schedulers
 from envsched_jax.train import build
 from experiments import common, loop, phase_figures, phase_score, report, surrogate
-from experiments.phase_score import BASE, Runs
+from experiments.headline import BASE
+from experiments.phase_score import Runs
 
 CLOSE = 0.01  # how near the share of degenerate groups must come to its target
 

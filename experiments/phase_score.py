@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common
+from experiments.headline import BASE
+from experiments.paired import spread
 from experiments.surrogate import NEW_ENV, POOL, SEEN_ENV
 
 AXES = ("optimizer", "degenerate", "structure", "learning_rate")
 RATE = 3  # the axis of learning rates
-BASE = "uniform"
 HALVES = 2
 
 
@@ -102,12 +102,6 @@ def own_gains(arm: Runs, base: Runs) -> tuple[dict[str, np.ndarray], dict[str, n
         places[by] = own_rate(value["arm"])
         found[by] = gains(_at(places[by], arm), _at(own_rate(value["base"]), base))
     return found["average"] | {"final": found["final"]["final"]}, places
-
-
-def spread(values: np.ndarray) -> dict[str, Any]:
-    """Mean and 95 % interval over seeds, of f64[R]."""
-    mean, low, high = common.interval(values)
-    return {"mean": float(mean), "ci": [float(low), float(high)]}
 
 
 def cells(runs: Mapping[int, Mapping[str, Runs]], axes: Mapping[str, Any]) -> list[dict[str, Any]]:
