@@ -94,6 +94,14 @@ def spawn_and_hang(record, seed, ticket):
     time.sleep(60)
 
 
+def deaf(record, seed, ticket):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    partial = Path(f"{record['text']}.part")
+    partial.write_text(f"{os.getpid()}")
+    partial.rename(record["text"])
+    time.sleep(60)
+
+
 def logged_nap(record, seed, ticket):
     """Writes when it began and ended to the folder that the text names."""
     begun = time.time()

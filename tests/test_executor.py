@@ -361,6 +361,24 @@ def test_a_cancelled_run_leaves_the_executor_in_order():
     assert names(asyncio.run(cancelled())) == ["ok", "truncated"]
 
 
+@pytest.mark.parametrize("cancelled_after", [0.1, 0.6])
+def test_a_worker_that_is_being_ended_ends_though_its_run_is_cancelled(tmp_path, cancelled_after):
+    where = tmp_path / "pid"
+
+    async def main():
+        executor = processes(rollouts.deaf, workers=1, deadline=0.2)
+        running = asyncio.create_task(executor.run(ticket(size=1), record(text=where)))
+        while not where.exists():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2 + cancelled_after)  # past the deadline, within the second that it has to end
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return alive(int(where.read_text()))
+
+    assert not asyncio.run(main())
+
+
 def test_a_worker_that_died_at_rest_costs_nothing():
     async def main():
         async with processes(rollouts.who, workers=1) as executor:

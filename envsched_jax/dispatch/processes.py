@@ -100,8 +100,14 @@ class ProcessExecutor(GroupExecutor):
         return one
 
     async def _end(self, one: "_Worker") -> None:
-        await one.stop()
-        self._all.discard(one)
+        ending = asyncio.ensure_future(one.stop())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:  # by a rollout of the group that failed, say: the process must end all the same
+            await ending
+            raise
+        finally:
+            self._all.discard(one)
 
 
 class _Worker:
