@@ -1,7 +1,8 @@
 """Schedulers side by side on ToolWorld.
 
-Presets: `cpu` (the main arms, 5 seeds), `peers` (published schedulers, 5 seeds), `parts` (EnvSched with one part
-switched off or exchanged, 5 seeds), `demo` (3 arms, 3 seeds), `smoke`.
+Presets: `cpu` (the main arms, 5 seeds), `peers` (published schedulers, 5 seeds), `headline` (both and 10 seeds, with
+short steps), `parts` (EnvSched with one part switched off or exchanged, 5 seeds, with short steps), `demo` (3 arms,
+3 seeds of one base policy), `smoke`. Elsewhere every seed has a base policy of its own.
 """
 
 from ml_collections import ConfigDict
@@ -41,23 +42,29 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     Raises:
       ValueError: an unknown preset.
     """
-    if preset not in ("cpu", "peers", "parts", "demo", "smoke"):
-        raise ValueError(f"unknown preset {preset!r}; there are: cpu, peers, parts, demo, smoke")
+    presets = ("cpu", "peers", "headline", "parts", "demo", "smoke")
+    if preset not in presets:
+        raise ValueError(f"unknown preset {preset!r}; there are: {', '.join(presets)}")
     config = toolworld.get_config("smoke" if preset == "smoke" else "cpu")
     del config.seed, config.scheduler, config.filter
-    config.seeds = {"demo": 3, "smoke": 2}.get(preset, 5)
+    config.seeds = {"headline": 10, "demo": 3, "smoke": 2}.get(preset, 5)
+    config.jobs = 1  # arms at a time, each in a process of its own; on a CPU
+    if preset not in ("demo", "smoke"):
+        config.warm_start.policies = config.seeds
+    if preset in ("headline", "parts"):
+        config.optimizer.learning_rate = 0.001  # further from the end of what can be learned, as published runs are
     names = ["uniform", "envsched", "stratified"]
-    if preset == "cpu":
+    if preset in ("cpu", "headline"):
         names += ["no_graph", "env_mean", "oracle"]
-    if preset == "peers":
-        names = ["uniform", "envsched", *PEERS]
+    if preset in ("peers", "headline"):
+        names += PEERS
     if preset == "parts":
         names = ["uniform"]
     arms: dict[str, dict] = {name: {"scheduler": {"name": name}, "filter": "none"} for name in names}
     if preset == "parts":
         arms |= {arm: {"scheduler": {"name": "envsched", **how}, "filter": "none"} for arm, how in parts().items()}
         arms["envsched_rewired"] = {**arms["envsched"], "rewired": True}
-    if preset in ("cpu", "smoke"):
+    if preset in ("cpu", "headline", "smoke"):
         arms["dapo_filter"] = {"scheduler": {"name": "uniform"}, "filter": "dapo"}
     config.arms = ConfigDict(arms)
     if preset == "demo":

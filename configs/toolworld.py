@@ -44,6 +44,7 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.warm_start = ConfigDict()
     config.warm_start.steps = 1000
     config.warm_start.pools = 4
+    config.warm_start.policies = 1  # base policies; seeds of an ablation take turns with them
 
     # The regime of the published setting: a batch is about a fortieth of the pool, and the update shrinks with the
     # share of informative groups, because Adam's epsilon is larger than its gradients.

@@ -1,14 +1,20 @@
 """Compares schedulers over seeds on one suite. `python -m experiments.ablate --workdir=DIR`.
 
 All seeds of an arm run as one vmapped program. An interrupted arm goes on from its checkpoint, a finished one is kept.
+On a CPU `--config.jobs=N` runs N arms at a time, each in a process with its share of the cores: faster than one arm on
+all of them, since a small policy keeps few cores busy.
 """
 
 import dataclasses
 import json
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -132,41 +138,95 @@ def _cost(item: tuple[str, dict[str, Any]]) -> tuple[bool, bool, bool, bool, str
     return name != BASE, name != "envsched", arm["filter"] != "none", arm["scheduler"]["name"] == "oracle", name
 
 
+class Arms:
+    """Runs the arms of one ablation, each only once."""
+
+    def __init__(self, config: ConfigDict, workdir: Path, suite: build.Suite | None):
+        self.config, self.workdir = config, workdir
+        self.suite = build.build_suite(config) if suite is None else suite
+        self.measures = loop.Measures(self.suite, config)
+        self.settings = build.plain(config.arms)
+        self.names = [name for name, _ in sorted(self.settings.items(), key=_cost)]
+        shared = {k: v for k, v in common.plain(config).items() if k not in ("arms", "jobs")}
+        self.identity = {"pool": self.suite.fingerprint, "code": loop.code_digest(), "config": shared}
+
+    def kept(self, name: str) -> loop.Curves | None:
+        """The result of an arm that the same settings finished before."""
+        return _kept(self._path(name), self._identity(name))
+
+    def run(self, name: str, writer: common.MetricWriter) -> loop.Curves:
+        """Runs one arm, or goes on with it."""
+        started, identity = time.time(), self._identity(name)
+        programs = build.build_arm(self.suite, self.config, **self.settings[name])
+        checkpoints, beliefs = self.workdir / "checkpoints" / name, self.workdir / f"beliefs_{name}.npz"
+        seeds = list(range(self.config.seeds))
+        curves = loop.run_arm(name, seeds, programs, self.measures, writer, checkpoints, identity, beliefs)
+        common.write_json(self._path(name), {"identity": identity, "curves": dataclasses.asdict(curves)})
+        score, share = curves.score()[-1].mean(), np.mean(curves.informative)
+        print(
+            f"{name}: final score {score:.3f}, informative groups {share:.1%}, {time.time() - started:.0f} s",
+            flush=True,
+        )
+        return curves
+
+    def _path(self, name: str) -> Path:
+        return self.workdir / "arms" / f"{name}.json"
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        return {**self.identity, "settings": common.plain(self.settings[name])}
+
+
+_worker: Arms  # of a process that `_run_all` started
+
+
+def _begin(config: ConfigDict, workdir: Path, places: Any) -> None:
+    """Makes a process ready to run arms on the cores that it takes from the queue."""
+    global _worker
+    cores = places.get()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)  # before JAX counts them
+    common.use_compilation_cache()
+    _worker = Arms(config, workdir, None)
+
+
+def _run(name: str) -> None:
+    with common.MetricWriter(_worker.workdir) as writer:
+        _worker.run(name, writer)
+
+
+def _run_all(config: ConfigDict, workdir: Path, names: list[str]) -> None:
+    """Runs arms in several processes; raises what one of them raises, when the others are done and kept."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    jobs = min(config.jobs, len(names))
+    spawn = multiprocessing.get_context("spawn")
+    places = spawn.Queue()
+    for job in range(jobs):
+        places.put(cores[job::jobs] or [cores[job % len(cores)]])
+    with ProcessPoolExecutor(jobs, spawn, _begin, (config, workdir, places)) as pool:
+        list(pool.map(_run, names))
+
+
 def main(config: ConfigDict, workdir: Path, suite: build.Suite | None = None) -> None:
     """Runs every arm of the config and leaves metrics, figures, a page and summary.json in the workdir.
 
     ``suite`` may bring what `build.build_suite` would make of the config, where several runs share it.
     """
     started = time.time()
-    arms = build.plain(config.arms)
-    if BASE not in arms:
+    if BASE not in config.arms:
         raise ValueError(f"config.arms: {BASE!r} is missing, and everything is compared with it")
-    suite = build.build_suite(config) if suite is None else suite
-    measures = loop.Measures(suite, config)
-    seeds = list(range(config.seeds))
-    shared = {k: v for k, v in common.plain(config).items() if k != "arms"}
+    if config.jobs < 1 or (config.jobs > 1 and jax.default_backend() != "cpu"):
+        raise ValueError(f"config.jobs: expected at least 1, and 1 on an accelerator, got {config.jobs}")
+    arms = Arms(config, workdir, suite)
+    missing = [name for name in arms.names if arms.kept(name) is None]
+    if config.jobs > 1 and len(missing) > 1:
+        _run_all(config, workdir, missing)
     curves: dict[str, loop.Curves] = {}
-    code = loop.code_digest()
     with common.MetricWriter(workdir) as writer:
-        for name, arm in sorted(arms.items(), key=_cost):
-            identity = {"pool": suite.fingerprint, "code": code, "config": shared, "settings": common.plain(arm)}
-            path = workdir / "arms" / f"{name}.json"
-            kept = _kept(path, identity)
-            if kept is None:
-                arm_started = time.time()
-                programs = build.build_arm(suite, config, **arm)
-                checkpoints, beliefs = workdir / "checkpoints" / name, workdir / f"beliefs_{name}.npz"
-                kept = loop.run_arm(name, seeds, programs, measures, writer, checkpoints, identity, beliefs)
-                common.write_json(path, {"identity": identity, "curves": dataclasses.asdict(kept)})
-                score, share = kept.score()[-1].mean(), np.mean(kept.informative)
-                print(
-                    f"{name}: final score {score:.3f}, informative groups {share:.1%},"
-                    f" {time.time() - arm_started:.0f} s",
-                    flush=True,
-                )
-            curves[name] = kept
-            loop.save_schedule(workdir, name, kept, suite.index.env_ids)
-    common.write_summary(workdir, "ablate", config, summarise(curves, suite.eval_unseen_env), started)
+        for name in arms.names:
+            kept = arms.kept(name)
+            curves[name] = arms.run(name, writer) if kept is None else kept
+            loop.save_schedule(workdir, name, curves[name], arms.suite.index.env_ids)
+    common.write_summary(workdir, "ablate", config, summarise(curves, arms.suite.eval_unseen_env), started)
     print(f"report: {report.build(workdir)}")
 
 

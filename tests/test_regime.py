@@ -22,7 +22,8 @@ def test_few_groups_teach_under_the_base_policy():
         model = nnx.merge(suite.graphdef, params)
         return evaluate(jax.random.key(1), model, suite.environment, tasks, group_size=8, temperature=temperature)
 
-    reward, success = jax.jit(measure)(suite.base, config.train.temperature)
+    base = jax.tree.map(lambda x: x[0], suite.bases)
+    reward, success = jax.jit(measure)(base, config.train.temperature)
     informative = np.asarray(reward.max(1) > reward.min(1)).mean()
     never, always = np.asarray(~success.any(1)).mean(), np.asarray(success.all(1)).mean()
     assert 0.05 < informative <= 0.2

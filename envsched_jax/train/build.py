@@ -26,7 +26,7 @@ Measure = Callable[[Key, nnx.State, jax.Array], tuple[jax.Array, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """What all arms of an experiment share: the pool, its graph, the base policy and the evaluation tasks."""
+    """What all arms of an experiment share: the pool, its graph, the base policies and the evaluation tasks."""
 
     world: toolworld.ToolWorld
     environment: Environment
@@ -34,7 +34,7 @@ class Suite:
     index: graphs.Index
     task: jax.Array  # i32[N], the environment's task behind each node
     graphdef: nnx.GraphDef
-    base: nnx.State
+    bases: nnx.State  # with a leading axis of base policies; seed r of an arm starts from r modulo their number
     eval_task: jax.Array  # i32[n], held-out tasks of training environments, then those of held-out environments
     eval_unseen_env: np.ndarray  # bool[n]
     probe: np.ndarray  # i64[m], nodes whose truth is measured now and then
@@ -82,7 +82,7 @@ def audited(world: toolworld.ToolWorld, train: np.ndarray, mode: str) -> np.ndar
 
 
 def build_suite(config: ConfigDict) -> Suite:
-    """Builds pool, graph and base policy from the sections world, graph, policy, warm_start and evaluation.
+    """Builds pool, graph and base policies from the sections world, graph, policy, warm_start and evaluation.
 
     Raises:
       TypeError: for a key that the section does not have.
@@ -96,7 +96,7 @@ def build_suite(config: ConfigDict) -> Suite:
     task = np.zeros(index.capacity, np.int32)
     task[: len(index.record)] = train[index.record]
     model_config = preset(config.policy.preset, vocab_size=vocabulary.VOCAB_SIZE)
-    base = warmstart.base_policy(model_config, world_config, warmstart.WarmStartConfig(**plain(config.warm_start)))
+    bases = warmstart.base_policies(model_config, world_config, warmstart.WarmStartConfig(**plain(config.warm_start)))
     graphdef, _ = nnx.split(Transformer(model_config, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng([world_config.seed, 11])
     tasks, envs = (
@@ -110,7 +110,7 @@ def build_suite(config: ConfigDict) -> Suite:
         index=index,
         task=jnp.asarray(task),
         graphdef=graphdef,
-        base=base,
+        bases=bases,
         eval_task=jnp.asarray(np.concatenate([tasks, envs])),
         eval_unseen_env=np.arange(len(tasks) + len(envs)) >= len(tasks),
         probe=np.sort(rng.permutation(len(index.record))[: config.evaluation.probe_tasks]),
@@ -163,9 +163,12 @@ def build_arm(
     )
     # A filter spends several batches per step, so its curve is looked at after fewer steps.
     chunk = max(1, train.chunk // 5) if filter == "dapo" else train.chunk
-    init = jax.jit(
-        jax.vmap(lambda g, seed: cycle.init(jax.random.key(seed), setup._replace(graph=g), suite.base), (None, 0))
-    )
+
+    def start(graph: Graph, bases: nnx.State, seed: jax.Array) -> cycle.CycleState:
+        base = jax.tree.map(lambda x: x[seed % x.shape[0]], bases)
+        return cycle.init(jax.random.key(seed), setup._replace(graph=graph), base)
+
+    init = jax.jit(jax.vmap(start, (None, None, 0)))
     run = jax.jit(
         jax.vmap(lambda g, t, s: cycle.run(setup._replace(graph=g, task=t), s, steps=chunk), (None, None, 0)),
         donate_argnums=2,
@@ -181,7 +184,7 @@ def build_arm(
     return Programs(
         setup=setup,
         chunk=chunk,
-        init=lambda seeds: init(graph, seeds),
+        init=lambda seeds: init(graph, suite.bases, seeds),
         run=lambda state: run(graph, task, state),
         reveal=(lambda state: reveal(graph, task, state)) if name == "oracle" else None,
         believe=None if believe is None else lambda state: believe(graph, state),

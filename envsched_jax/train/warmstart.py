@@ -28,7 +28,12 @@ SOURCES = (
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartConfig:
-    """How the base policy is made: imitation on ``pools`` suites of the same family but other seeds."""
+    """How base policies are made: imitation on ``pools`` suites of the same family but other seeds.
+
+    ``policies`` of them differ in the seed of imitation alone (initial parameters, order of the data): ``seed``,
+    ``seed + 1``, and so on. They are about as good as each other, and a scheduler gains more from one than from
+    another, so that a claim about schedulers needs several.
+    """
 
     steps: int = 1000
     clean_share: float = 0.7
@@ -37,6 +42,11 @@ class WarmStartConfig:
     pools: int = 4
     tasks_per_env: int = 40
     seed: int = 0
+    policies: int = 1
+
+    def __post_init__(self) -> None:
+        if self.policies < 1:
+            raise ValueError(f"policies: expected at least 1, got {self.policies}")
 
 
 def cache_folder() -> Path:
@@ -88,10 +98,21 @@ def demonstrations(
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts), jnp.concatenate(targets)
 
 
+def base_policies(
+    model_config: TransformerConfig, world_config: toolworld.ToolWorldConfig, config: WarmStartConfig
+) -> nnx.State:
+    """Parameters of all base policies, stacked: a leading axis of ``config.policies``."""
+    each = [
+        base_policy(model_config, world_config, dataclasses.replace(config, seed=config.seed + i, policies=1))
+        for i in range(config.policies)
+    ]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+
+
 def base_policy(
     model_config: TransformerConfig, world_config: toolworld.ToolWorldConfig, config: WarmStartConfig
 ) -> nnx.State:
-    """Parameters of the base policy, from the cache if the same settings were trained before.
+    """Parameters of the base policy of ``config.seed``, from the cache if the same settings were trained before.
 
     The cache file is written whole or not at all, so a killed run leaves nothing half-made.
     """
