@@ -42,7 +42,7 @@ def get_config(preset: str = "cpu") -> ConfigDict:
     config.policy.preset = "tiny"
 
     config.warm_start = ConfigDict()
-    config.warm_start.steps = 1000
+    config.warm_start.steps = 2000
     config.warm_start.pools = 4
     config.warm_start.policies = 1  # base policies; seeds of an ablation take turns with them
 

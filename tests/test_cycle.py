@@ -57,6 +57,16 @@ def test_seeds_run_alike_alone_and_together(programs):
     assert not np.array_equal(together.scheduler.history.visits[0], together.scheduler.history.visits[1])
 
 
+def test_seeds_take_turns_with_the_base_policies(suite, config):
+    two = jax.tree.map(lambda x: jnp.concatenate([x, x + 1]), suite.bases)
+    programs = build.build_arm(
+        dataclasses.replace(suite, bases=two), config, scheduler={"name": "uniform"}, filter="none"
+    )
+    params = programs.init(jnp.asarray([0, 1, 2])).params
+    for got, base in zip(jax.tree.leaves(params), jax.tree.leaves(suite.bases), strict=True):
+        np.testing.assert_array_equal(got, jnp.concatenate([base, base + 1, base]))
+
+
 def test_every_rollout_is_charged_and_observed(programs, config):
     state, metrics = programs.run(programs.init(jnp.asarray([0])))
     train = config.train

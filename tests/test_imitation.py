@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from envsched_jax.environments import toolworld as tw
 from envsched_jax.environments.toolworld import vocabulary as vocab
@@ -72,5 +73,14 @@ def test_base_policy_is_made_once(tmp_path, monkeypatch):
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True))
     monkeypatch.undo()
     monkeypatch.setenv("ENVSCHED_CACHE", str(tmp_path))
-    warmstart.base_policy(model, WORLD, dataclasses.replace(config, seed=1))
+    second = warmstart.base_policy(model, WORLD, dataclasses.replace(config, seed=1))
     assert len(list(tmp_path.rglob("*.npz"))) == 2
+    monkeypatch.setattr(warmstart, "demonstrations", None)
+    both = warmstart.base_policies(model, WORLD, dataclasses.replace(config, policies=2))
+    for stacked, a, b in zip(*map(jax.tree.leaves, (both, first, second)), strict=True):
+        np.testing.assert_array_equal(stacked, np.stack([a, b]))
+
+
+def test_there_is_at_least_one_base_policy():
+    with pytest.raises(ValueError, match="policies: expected at least 1, got 0"):
+        warmstart.WarmStartConfig(policies=0)

@@ -31,11 +31,11 @@ class WarmStartConfig:
     """How base policies are made: imitation on ``pools`` suites of the same family but other seeds.
 
     ``policies`` of them differ in the seed of imitation alone (initial parameters, order of the data): ``seed``,
-    ``seed + 1``, and so on. They are about as good as each other, and a scheduler gains more from one than from
-    another, so that a claim about schedulers needs several.
+    ``seed + 1``, and so on. What a scheduler gains depends on where it starts, so a claim about schedulers needs
+    several. After half of these ``steps`` most seeds still do not know the solutions, and then no rewards bring it.
     """
 
-    steps: int = 1000
+    steps: int = 2000
     clean_share: float = 0.7
     batch_size: int = 64
     learning_rate: float = 3e-3
