@@ -9,6 +9,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -180,13 +181,21 @@ _worker: Arms  # of a process that `_run_all` started
 
 
 def _begin(config: ConfigDict, workdir: Path, places: Any) -> None:
-    """Makes a process ready to run arms on the cores that it takes from the queue."""
+    """Makes a process ready to run arms on the cores that it takes from the queue; it ends with its parent."""
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     cores = places.get()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before JAX counts them
     common.use_compilation_cache()
     _worker = Arms(config, workdir, None)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # the parent was killed: nobody waits for this arm, and its checkpoint is on disk
 
 
 def _run(name: str) -> None:

@@ -1,9 +1,11 @@
 """What an ablation reports, against hand-worked curves; and the programs from the command line."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,41 @@ def test_programs_from_the_command_line(tmp_path):
     program("train", "--config=configs/toolworld.py:smoke", f"--workdir={train}", cache=cache)
     summary = json.loads((train / "summary.json").read_text())
     assert set(summary["seconds_per_step"]) == {"select", "rollout", "update", "observe"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+def test_processes_that_run_arms_end_with_their_parent(tmp_path):
+    flags = ["--config=configs/ablation.py:smoke", "--config.jobs=2", f"--workdir={tmp_path / 'work'}"]
+    cache = os.environ | {"ENVSCHED_CACHE": str(tmp_path / "cache")}
+    parent = subprocess.Popen([sys.executable, "-m", "experiments.ablate", *flags], cwd=ROOT, env=cache)
+    try:
+        while not (tmp_path / "work" / "checkpoints").exists():  # an arm has begun
+            assert parent.poll() is None
+            time.sleep(0.1)
+        workers = children(parent.pid, "spawn_main")
+    finally:
+        parent.kill()
+        parent.wait()
+    end = time.monotonic() + 30.0
+    while (left := [pid for pid in workers if pid in running()]) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert workers and not left
+
+
+def running():
+    """Command line and parent of every process that is not a zombie, by pid."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text(), int(parent)
+    return found
+
+
+def children(pid, word):
+    return [child for child, (line, parent) in running().items() if parent == pid and word in line]
 
 
 def test_a_wrong_key_is_one_clear_line(tmp_path):
