@@ -125,14 +125,6 @@ def summarise(curves: dict[str, loop.Curves], unseen_env: np.ndarray | None = No
     return {**goal, "arms": arms, "paired": differences, "paired_tokens": at_tokens, **ours}
 
 
-def _kept(path: Path, identity: dict[str, Any]) -> loop.Curves | None:
-    """The result of an arm that the same settings finished before."""
-    if not path.exists():
-        return None
-    stored = json.loads(path.read_text())
-    return loop.Curves(**stored["curves"]) if stored["identity"] == identity else None
-
-
 def _cost(item: tuple[str, dict[str, Any]]) -> tuple[bool, bool, bool, bool, str]:
     """Order of the arms: first those that the question is about; the oracle and the filter roll out much more."""
     name, arm = item
@@ -153,7 +145,10 @@ class Arms:
 
     def kept(self, name: str) -> loop.Curves | None:
         """The result of an arm that the same settings finished before."""
-        return _kept(self._path(name), self._identity(name))
+        if not self._path(name).exists():
+            return None
+        stored = json.loads(self._path(name).read_text())
+        return loop.Curves(**stored["curves"]) if stored["identity"] == self._identity(name) else None
 
     def run(self, name: str, writer: common.MetricWriter) -> loop.Curves:
         """Runs one arm, or goes on with it."""
