@@ -46,12 +46,12 @@ def best_of(success: np.ndarray) -> np.ndarray:
 
 
 def rollouts_to(
-    level: float, success: np.ndarray, rollouts: np.ndarray, budget: float
+    level: np.ndarray, success: np.ndarray, rollouts: np.ndarray, budget: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rollouts until the scoring half first reaches a level.
 
     Args:
-      level: the score.
+      level: the score, f64[seeds]: seeds may begin at other base policies, from which other scores can be reached.
       success: f64[evaluations, seeds, tasks].
       rollouts: f64[evaluations, seeds].
       budget: what counts where the level is never reached within it (a restricted mean).
@@ -75,7 +75,7 @@ def summarise(curves: dict[str, loop.Curves], unseen_env: np.ndarray | None = No
     """
     base = curves[BASE]
     base_success = np.asarray(base.success, np.float64)
-    level = float(best_of(base_success).mean())
+    level = best_of(base_success)
     grid = paired.rollout_grid(base)
     budget = float(grid[-1])
     arms, differences, at_tokens = {}, {}, {}
@@ -121,7 +121,7 @@ def summarise(curves: dict[str, loop.Curves], unseen_env: np.ndarray | None = No
         for key, unit in (("envsched_minus", "rollouts"), ("envsched_minus_tokens", "tokens"))
         if MAIN in curves
     }
-    goal = {"uniform_best": level, "seeds": base.score().shape[1]}
+    goal = {"uniform_best": level.mean(), "seeds": base.score().shape[1]}
     return {**goal, "arms": arms, "paired": differences, "paired_tokens": at_tokens, **ours}
 
 

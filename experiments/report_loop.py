@@ -50,7 +50,9 @@ def ablate(workdir: Path, summary: Mapping[str, Any]) -> list[str]:
         drawn.append(figure(path, "Share of groups with differing rewards: the ones an update learns from."))
     if any(arm["rollouts_to_uniform_best"]["mean"] is not None for arm in arms.values()):
         path = figures.rollouts_to_best(arms, folder / "rollouts_to_best.png")
-        drawn.append(figure(path, "Rollouts to reach the best score of uniform, 95 % intervals; fewer is better."))
+        drawn.append(
+            figure(path, "Rollouts to uniform's best score of the same seed, 95 % intervals; fewer is better.")
+        )
     title = f"Arms <small class='note'>mean and 95 % interval over {summary['seeds']} seeds</small>"
     drawn += _calibration(workdir, list(arms)) + _schedules(workdir, list(arms)) + beliefs(workdir, list(arms))
     parts = [f"<h2>{title}</h2>", table(headers, rows), "<h2>Curves</h2>", panel(drawn)]

@@ -53,7 +53,7 @@ def compare(curves: dict[str, loop.Curves]) -> dict[str, Any]:
     """
     base = curves[BASE]
     grid = paired.rollout_grid(base)
-    level = float(ablate.best_of(np.asarray(base.success, np.float64)).mean())
+    level = ablate.best_of(np.asarray(base.success, np.float64))
     reference = paired.at_equal_rollouts(base, grid)
     scores = {name: paired.at_equal_rollouts(arm, grid) for name, arm in curves.items()}
     room = (scores["oracle"] - reference)[-1].mean() if "oracle" in scores else 0.0

@@ -56,13 +56,13 @@ def test_summary_by_hand():
     assert summary["uniform_best"] == pytest.approx((0.4 + 0.5) / 2)
     assert summary["seeds"] == 2
     better = summary["arms"]["better"]
+    # uniform's best is the seed's own: 0.4 after 100 rollouts and 0.5 after 200
     assert better["rollouts_to_uniform_best"]["mean"] == pytest.approx((100 + 200) / 2)
     assert better["rollouts_to_uniform_best"]["reached"] == 2
-    # the seed that peaks at 0.4 never reaches 0.45 and counts as the budget
     assert summary["arms"]["uniform"]["rollouts_to_uniform_best"] | {"ci": None} == {
-        "mean": 200.0,
+        "mean": 150.0,
         "ci": None,
-        "reached": 1,
+        "reached": 2,
         "seeds": 2,
     }
     assert better["score_mean"] == pytest.approx([0.1, 0.4, 0.65])
@@ -76,11 +76,20 @@ def test_summary_by_hand():
     assert paired["informative_share_over_uniform"]["mean"] == pytest.approx((0.4 / 0.15 + 0.2 / 0.15) / 2)
 
 
+def test_every_seed_is_measured_against_its_own_base():
+    high, low = [[0.5, 0.1], [0.7, 0.2]], [[0.5, 0.1], [0.8, 0.15]]  # a base policy that learns and one that does not
+    rollouts, informative = [[0, 0], [100, 100]], [[0.1, 0.1]]
+    found = ablate.summarise(
+        {"uniform": curves(high, rollouts, informative), "better": curves(low, rollouts, informative)}
+    )["arms"]["better"]["rollouts_to_uniform_best"]
+    assert (found["mean"], found["reached"]) == (100.0, 1)  # the second seed counts with the budget
+
+
 def test_rollouts_beyond_the_budget_do_not_count():
     """A filter that spends more than the base arm reaches the level too late."""
     success = np.full((3, 1, 4), 0.0)
     success[2] = 1.0
-    spent, reached = ablate.rollouts_to(0.5, success, np.asarray([[0.0], [100.0], [900.0]]), budget=300.0)
+    spent, reached = ablate.rollouts_to(np.full(1, 0.5), success, np.asarray([[0.0], [100.0], [900.0]]), budget=300.0)
     assert spent.tolist() == [300.0]
     assert reached.tolist() == [False]
 
