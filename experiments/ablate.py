@@ -202,6 +202,8 @@ def _run_all(config: ConfigDict, workdir: Path, names: list[str]) -> None:
     """Runs arms in several processes; raises what one of them raises, when the others are done and kept."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     jobs = min(config.jobs, len(names))
+    if jobs < 2:
+        return  # nothing to run side by side: the caller runs what is left
     spawn = multiprocessing.get_context("spawn")
     places = spawn.Queue()
     for job in range(jobs):
@@ -221,9 +223,8 @@ def main(config: ConfigDict, workdir: Path, suite: build.Suite | None = None) ->
     if config.jobs < 1 or (config.jobs > 1 and jax.default_backend() != "cpu"):
         raise ValueError(f"config.jobs: expected at least 1, and 1 on an accelerator, got {config.jobs}")
     arms = Arms(config, workdir, suite)
-    missing = [name for name in arms.names if arms.kept(name) is None]
-    if config.jobs > 1 and len(missing) > 1:
-        _run_all(config, workdir, missing)
+    if config.jobs > 1:
+        _run_all(config, workdir, [name for name in arms.names if arms.kept(name) is None])
     curves: dict[str, loop.Curves] = {}
     with common.MetricWriter(workdir) as writer:
         for name in arms.names:
