@@ -32,7 +32,7 @@ class WarmStartConfig:
 
     ``policies`` of them differ in the seed of imitation alone (initial parameters, order of the data): ``seed``,
     ``seed + 1``, and so on. What a scheduler gains depends on where it starts, so a claim about schedulers needs
-    several. After half of these ``steps`` most seeds still do not know the solutions, and then no rewards bring it.
+    several. After half of these ``steps`` most seeds still do not know the solutions, and rewards teach them little.
     """
 
     steps: int = 2000
